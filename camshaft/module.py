@@ -1,0 +1,322 @@
+"""Declare ``Module``: the class a user writes."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Iterable, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from camshaft.errors import ModuleError
+
+if TYPE_CHECKING:
+    from torch.optim.lr_scheduler import LRScheduler
+    from torch.utils.data import DataLoader
+
+
+class Engine(Protocol):
+    """What a running engine gives a module: sinks for what it logs, and manual optimization."""
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        on_step: bool | None,
+        on_epoch: bool | None,
+        prog_bar: bool,
+        batch_size: float | None,
+        reduce: str,
+    ) -> None:
+        """Record a value of the current micro-batch."""
+
+    def log_text(self, name: str, text: str) -> None:
+        """Hand text to the loggers."""
+
+    def log_image(self, name: str, image: Tensor) -> None:
+        """Hand an image to the loggers."""
+
+    def manual_backward(self, loss: Tensor) -> None:
+        """Run backward as automatic optimization would."""
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers as manual optimization drives them."""
+
+    @property
+    def schedulers(self) -> list[LRScheduler]:
+        """The learning-rate schedulers, in the order of ``configure_optimizers``."""
+
+
+class Hparams(dict[str, Any]):
+    """Hyper-parameters: a dict of plain data whose keys are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"no hyper-parameter {name!r}; there are {sorted(self)}") from None
+
+
+class Module(torch.nn.Module):
+    """A model with its losses: override the steps, log what matters, and let a recipe do the rest.
+
+    A module never asks which device, precision or parallelism it runs under. Anything else than the
+    steps belongs in a callback.
+    """
+
+    automatic_optimization: bool = True
+    _engine: Engine | None = None
+    _hparams: Hparams | None = None
+    _steps: ClassVar[tuple[str, ...]] = ("training_step", "validation_step", "test_step", "predict_step")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._check_definition()
+
+    # -- what a user overrides -------------------------------------------------------------------
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Return the loss of a micro-batch: a scalar, a (sum, weight) pair, a dict with 'loss', or None to skip.
+
+        A scalar is the mean over the samples of ``batch``. A pair is the sum of the losses and what
+        to divide it by, over all micro-batches and ranks of a step. ``batch_idx`` may be left out.
+        """
+        raise NotImplementedError
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Evaluate a batch: log metrics. ``batch_idx`` and ``dataloader_idx`` may be left out."""
+        raise NotImplementedError
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Evaluate a batch of the test split; as ``validation_step`` unless overridden."""
+        return bind_step(self, "validation_step")(batch, batch_idx, dataloader_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Return the predictions for a batch: tensors with one row a sample, alone or in a dict."""
+        return self(batch)
+
+    def batch_weight(self, batch: Any) -> float:
+        """Return what a micro-batch weighs in its step, known before forward: for example its tokens.
+
+        Where this is overridden, the weights of a step are summed over micro-batches and ranks, and
+        a scalar loss is the mean over its own weight.
+        """
+        raise NotImplementedError
+
+    def configure_optimizers(self) -> Any:
+        """Return optimizers and schedulers, in any shape that Lightning accepts; None for none."""
+        return None
+
+    def train_dataloader(self) -> DataLoader[Any] | Iterable[Any] | None:
+        """Return the training loader, when the module owns its data."""
+        return None
+
+    def val_dataloader(self) -> Any:
+        """Return one validation loader or a list of them, when the module owns its data."""
+        return None
+
+    def test_dataloader(self) -> Any:
+        """Return one test loader or a list of them, when the module owns its data."""
+        return None
+
+    def predict_dataloader(self) -> Any:
+        """Return one loader to predict or a list of them, when the module owns its data."""
+        return None
+
+    # -- what a user calls -----------------------------------------------------------------------
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *,
+        prog_bar: bool = False,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        batch_size: float | None = None,
+        reduce: str = "mean",
+    ) -> None:
+        """Log a number, a scalar tensor, a ``torchmetrics`` Metric or a MetricCollection under ``name``.
+
+        In training the default is ``on_step``: the mean since the last record, every ``log_every``
+        steps. In evaluation it is ``on_epoch``: the mean over all samples of all ranks, weighted by
+        ``batch_size`` (default: the samples of the batch), or what a Metric computes. With both, the
+        names get ``_step`` and ``_epoch``. No host synchronisation happens here.
+        ``reduce`` is mean, sum, min or max.
+        """
+        if self._engine is not None:
+            self._engine.log(name, value, on_step, on_epoch, prog_bar, batch_size, reduce)
+
+    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
+        """Log each entry as ``log`` does."""
+        for name, value in values.items():
+            self.log(name, value, **options)
+
+    def log_text(self, name: str, text: str) -> None:
+        """Hand text to every logger that takes text, at the current step."""
+        if self._engine is not None:
+            self._engine.log_text(name, text)
+
+    def log_image(self, name: str, image: Tensor) -> None:
+        """Hand an image to every logger that takes images: (C, H, W), floats in [0, 1]."""
+        if self._engine is not None:
+            self._engine.log_image(name, image)
+
+    def optimizers(self) -> Any:
+        """Return the optimizer, or the list of them when there are several, for manual optimization."""
+        optimizers = self._attached.optimizers
+        return optimizers[0] if len(optimizers) == 1 else optimizers
+
+    def lr_schedulers(self) -> Any:
+        """Return the scheduler, the list of them when there are several, or None."""
+        schedulers = self._attached.schedulers
+        return schedulers[0] if len(schedulers) == 1 else (schedulers or None)
+
+    def manual_backward(self, loss: Tensor) -> None:
+        """Run backward on ``loss`` with the scaling that precision, accumulation and strategy need."""
+        self._attached.manual_backward(loss)
+
+    def save_hyperparameters(self, *names: str, ignore: Iterable[str] = ()) -> None:
+        """Keep the arguments of ``__init__`` as ``hparams``: call it there, with no arguments for all.
+
+        Raises:
+            ModuleError: an argument is not plain data (numbers, text, None, lists, dicts); named, since
+                a checkpoint could not hold it without running code on load.
+        """
+        frame = inspect.currentframe()
+        caller = frame.f_back if frame is not None else None
+        if caller is None:
+            raise ModuleError("save_hyperparameters found no caller.", fix="Call it inside __init__.")
+        ignored = {ignore} if isinstance(ignore, str) else set(ignore)
+        chosen = {k: v for k, v in _arguments(caller).items() if k not in ignored and (not names or k in names)}
+        for name, value in chosen.items():
+            _check_plain(f"{type(self).__name__}({name}=...)", name, value)
+        self.hparams.update(chosen)
+
+    @property
+    def hparams(self) -> Hparams:
+        """Hyper-parameters kept by ``save_hyperparameters``; empty when it was not called."""
+        if self._hparams is None:
+            object.__setattr__(self, "_hparams", Hparams())
+        return self._hparams  # type: ignore[return-value]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter or buffer; the CPU when there is none."""
+        tensor = next(self.parameters(), next(self.buffers(), None))
+        return torch.device("cpu") if tensor is None else tensor.device
+
+    # -- what the engine calls -------------------------------------------------------------------
+
+    def attach(self, engine: Engine | None) -> None:
+        """Connect what the module logs to a running engine; None disconnects it."""
+        # Not nn.Module.__setattr__: an engine is no submodule, and the entry must not be saved.
+        object.__setattr__(self, "_engine", engine)
+
+    def overrides(self, method: str) -> bool:
+        """Say whether the user's class has its own ``method``."""
+        return getattr(type(self), method) is not getattr(Module, method)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state.pop("_engine", None)
+        return state
+
+    @property
+    def _attached(self) -> Engine:
+        if self._engine is None:
+            raise ModuleError(
+                f"{type(self).__name__} is not being trained.",
+                why="Optimizers exist only while an engine runs the module.",
+                fix="Call optimizers(), lr_schedulers() and manual_backward() inside training_step.",
+            )
+        return self._engine
+
+    @classmethod
+    def _check_definition(cls) -> None:
+        """Refuse, at class definition, names that would silently never be called."""
+        known = [name for name in vars(Module) if not name.startswith("_") and callable(getattr(Module, name))]
+        for name, value in vars(cls).items():
+            if name.startswith("_") or not inspect.isfunction(value) or name in known:
+                continue
+            if name in _REPLACED:
+                raise ModuleError(
+                    f"{cls.__qualname__}.{name} is not called by camshaft.", why="It would never run.", fix=_REPLACED[name]
+                )
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.88)
+            if nearest and getattr(cls, nearest[0]) is getattr(Module, nearest[0]):
+                raise ModuleError(
+                    f"{cls.__qualname__}.{name} looks like a misspelling.",
+                    why="It would never be called.",
+                    fix=f"Did you mean {nearest[0]!r}?",
+                )
+
+
+_REPLACED = {
+    "training_epoch_end": "Log with on_epoch=True in training_step, or write a Callback with on_epoch_end.",
+    "validation_epoch_end": "Log in validation_step: means are taken over the epoch. Or use on_validation_end.",
+    "test_epoch_end": "Log in test_step: means are taken over the epoch. Or use a Callback's on_validation_end.",
+    "validation_end": "Write a Callback with on_validation_end.",
+    "optimizer_step": "Write a Callback with on_gradients or on_step, or set automatic_optimization = False.",
+    "configure_optimizer": "Write configure_optimizers.",
+}
+
+
+def bind_step(module: Module, name: str) -> Any:
+    """Return ``step(batch, batch_idx, dataloader_idx)`` that passes only what the user's method takes.
+
+    Raises:
+        ModuleError: the method takes more than a batch, its index and its loader's index.
+    """
+    method = getattr(module, name)
+    parameters = list(inspect.signature(method).parameters.values())
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        return method
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    if not positional or len(required) > 3:
+        raise ModuleError(
+            f"{type(module).__name__}.{name}{inspect.signature(method)} cannot be called.",
+            fix=f"Write 'def {name}(self, batch)', and after it, if wanted, 'batch_idx' and 'dataloader_idx'.",
+        )
+    match min(len(positional), 3):
+        case 1:
+            return lambda batch, _index, _loader=0: method(batch)
+        case 2:
+            if positional[1].name == "dataloader_idx":
+                return lambda batch, _index, loader=0: method(batch, loader)
+            return lambda batch, index, _loader=0: method(batch, index)
+        case _:
+            return method
+
+
+def _arguments(frame: FrameType) -> dict[str, Any]:
+    """Read the arguments of the call that ``frame`` runs, without ``self``."""
+    names, _, keywords, values = inspect.getargvalues(frame)
+    arguments = {name: values[name] for name in names[1:]}
+    return arguments | (values[keywords] if keywords else {})
+
+
+def _check_plain(owner: str, name: str, value: Any) -> None:
+    if value is None or isinstance(value, (str, bool, int)):
+        return
+    if isinstance(value, float) and not math.isnan(value):
+        return
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _check_plain(owner, name, item)
+        return
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        for item in value.values():
+            _check_plain(owner, name, item)
+        return
+    raise ModuleError(
+        f"save_hyperparameters: {owner} holds a {type(value).__name__}, which is not plain data.",
+        why="A checkpoint keeps hyper-parameters as JSON, so that loading one never runs code.",
+        fix=f"Pass the numbers and names it is made from, or call save_hyperparameters(ignore=[{name!r}]).",
+    )

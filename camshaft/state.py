@@ -1,0 +1,212 @@
+"""Hold the state of a run: counters, requests, the record of a checkpoint, and what they belong to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from camshaft.errors import StateError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from camshaft.callback import Callback
+    from camshaft.loggers.base import Logger
+    from camshaft.metrics import Metrics
+    from camshaft.module import Module
+    from camshaft.optim import Plan
+    from camshaft.strategies.base import Strategy
+
+Batch: TypeAlias = Any
+Stage: TypeAlias = Literal["fit", "validate", "test", "predict"]
+
+
+@dataclass(slots=True)
+class Progress:
+    """Count what a run has done; never one number for two things.
+
+    Attributes:
+        step: optimizer updates taken, one per window however many optimizers: the unit of every
+            schedule and of the loggers' x axis.
+        micro_step: backward passes on this rank.
+        epoch: epochs finished.
+        samples: training samples of all ranks that went into updates.
+        tokens: ``Module.batch_weight`` summed over them; 0 where it is not overridden.
+        skipped_steps: windows whose update was not taken (overflow, None, a request).
+        epoch_samples: samples of the running epoch handed out to all ranks, skipped steps included:
+            the data position.
+        epoch_batches: micro-batches of the running epoch handed out to this rank.
+    """
+
+    step: int = 0
+    micro_step: int = 0
+    epoch: int = 0
+    samples: int = 0
+    tokens: float = 0
+    skipped_steps: int = 0
+    epoch_samples: int = 0
+    epoch_batches: int = 0
+
+
+@dataclass(slots=True)
+class Request:
+    """One thing a callback asked for. ``everywhere`` claims that every rank asks at this same step."""
+
+    reason: str
+    everywhere: bool
+
+
+@dataclass(slots=True)
+class Control:
+    """Collect what callbacks ask for; the loop acts at the next boundary, after all ranks agree.
+
+    A request of one rank alone travels with the next agreement (every ``agree_every`` steps when
+    there are several ranks). Pass ``everywhere=True`` when the decision follows from what all ranks
+    know, such as ``progress.step`` or reduced metrics: it then takes effect at this boundary.
+    """
+
+    stopping: Request | None = None
+    saving: Request | None = None
+    validating: Request | None = None
+    skipping: str | None = None
+
+    def stop(self, reason: str, *, everywhere: bool = False) -> None:
+        """Ask to end the run at the next boundary; the first reason is kept."""
+        if self.stopping is None or everywhere:
+            self.stopping = self.stopping or Request(reason, everywhere)
+            self.stopping.everywhere |= everywhere
+
+    def save(self, tag: str = "requested", *, everywhere: bool = False) -> None:
+        """Ask for a checkpoint at the next boundary, after validation if that is due too."""
+        if self.saving is None or everywhere:
+            self.saving = self.saving or Request(tag, everywhere)
+            self.saving.everywhere |= everywhere
+
+    def validate(self, *, everywhere: bool = False) -> None:
+        """Ask for a validation run at the next boundary."""
+        if self.validating is None or everywhere:
+            self.validating = self.validating or Request("requested", everywhere)
+            self.validating.everywhere |= everywhere
+
+    def skip_step(self, reason: str) -> None:
+        """Drop the update whose gradients are in hand. Every rank must ask, from what all ranks know."""
+        self.skipping = reason
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """The record that ``on_checkpoint`` fills and ``on_restore`` reads.
+
+    Attributes:
+        step: optimizer updates at which it is taken.
+        tag: why it is taken: "step", "epoch", "end", "requested", "exception".
+        exact: whether a run resumed from it equals an uninterrupted one.
+        metrics: value and step of the metrics that these very weights produced.
+        tensors: canonical name (``group/...``) to a tensor or a shard of one; each rank adds its own.
+        data: name to plain JSON, the same on all ranks, written once.
+        rank_data: name to plain JSON of this rank.
+        rank_tensors: name to a tensor of this rank.
+    """
+
+    step: int
+    tag: str = ""
+    exact: bool = True
+    metrics: dict[str, tuple[float, int]] = field(default_factory=dict)
+    tensors: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    rank_data: dict[str, Any] = field(default_factory=dict)
+    rank_tensors: dict[str, Tensor] = field(default_factory=dict)
+    read: Callable[[str], Tensor] | None = None
+
+
+@dataclass(slots=True)
+class Limits:
+    """Say how long a run is; at least one of the first three is set.
+
+    ``log_every`` counts steps. The ``*_batches`` limits are micro-batches per rank, or a fraction of
+    the loader when they are floats; None is all of it.
+    """
+
+    max_steps: int | None = None
+    max_epochs: int | None = None
+    max_secs: float | None = None
+    log_every: int = 50
+    train_batches: int | float | None = None
+    validation_batches: int | float | None = None
+    test_batches: int | float | None = None
+    predict_batches: int | float | None = None
+    sanity_batches: int = 2
+    overfit: bool = False
+
+
+class State:
+    """Everything a running loop and its callbacks share. One per process; slots only.
+
+    Attributes:
+        precision: a knob: what the forward of the next step computes in.
+        accumulate: a knob: micro-batches of the next window.
+        planned_steps: optimizer updates of the whole run, when its data has a length.
+        values: the newest flushed value of every logged name, with the step it belongs to.
+        status: "running", then "finished", "stopped", "interrupted", "terminated" or "failed".
+    """
+
+    __slots__ = (
+        "accumulate", "call", "callbacks", "control", "limits", "loggers", "metrics", "module", "optimizers", "plans",
+        "planned_steps", "precision", "progress", "run_dir", "seed", "stage", "started", "status", "stop_reason",
+        "store", "strategy", "train_data", "validation_data", "validation_pending", "values",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        module: Module,
+        strategy: Strategy,
+        *,
+        metrics: Metrics,
+        limits: Limits,
+        run_dir: Path | None = None,
+        seed: int = 0,
+        stage: Stage = "fit",
+    ) -> None:
+        self.module = module
+        self.strategy = strategy
+        self.metrics = metrics
+        self.limits = limits
+        self.run_dir = run_dir
+        self.seed = seed
+        self.stage: Stage = stage
+        self.optimizers: list[Optimizer] = []
+        self.plans: list[Plan] = []
+        self.progress = Progress()
+        self.control = Control()
+        self.callbacks: Mapping[str, Callback] = {}
+        self.loggers: Mapping[str, Logger] = {}
+        self.precision: str = "fp32"
+        self.accumulate: int = 1
+        self.planned_steps: int | None = None
+        self.call: dict[str, Callable[..., Any]] = {}
+        self.train_data: Any = None
+        self.validation_data: list[Any] = []
+        self.validation_pending = False
+        self.store: Any = None
+        self.values: dict[str, tuple[float, int]] = {}
+        self.status = "running"
+        self.stop_reason: str | None = None
+        self.started = time.monotonic()
+
+    def value(self, name: str) -> float:
+        """Return the newest value of a logged name.
+
+        Raises:
+            StateError: nothing has logged it; the names that exist are listed.
+        """
+        if name in self.values:
+            return self.values[name][0]
+        raise StateError(
+            f"nothing has logged {name!r}.",
+            why=f"The names so far are {', '.join(sorted(self.values)) or '(none)'}.",
+            fix="Log it in a step of the module, or use one of these names.",
+        )
