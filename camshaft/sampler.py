@@ -87,7 +87,7 @@ class RoundSampler(Sampler[list[int]]):
 
     A round takes ``micro_batch * world_size`` samples in order and hands each rank a contiguous
     share. Only the last round may be short; its samples are spread evenly, and a rank left with none
-    gets ``[padding]``, one sample to run with zero weight, when ``pads`` is set, and ``[]`` otherwise.
+    gets one sample to run with zero weight when ``pads`` is set, and no micro-batch otherwise.
     """
 
     def __init__(
@@ -132,4 +132,5 @@ class RoundSampler(Sampler[list[int]]):
                     yield samples[begin_own : begin_own + self.micro_batch]
                 else:
                     start, stop = shares(len(samples), self.world_size)[self.rank]
-                    yield samples[start:stop] or ([samples[0]] if self.pads else [])
+                    if stop > start or self.pads:
+                        yield samples[start:stop] or samples[:1]

@@ -1,0 +1,100 @@
+"""Declare ``DataModule``, and cut micro-batches into the windows of optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from camshaft.loader import MicroBatch
+from camshaft.state import Batch
+
+
+class DataModule:
+    """Own the data of a run: override the loaders, and ``setup`` for what they need.
+
+    Loaders are plain: batch size, shuffling and workers as on one device. The engine deals samples
+    to ranks, orders them by (seed, epoch) and resumes inside an epoch.
+    """
+
+    def prepare_data(self) -> None:
+        """Download or convert, once on each machine, before any ``setup``. Do not set attributes here."""
+
+    def setup(self, stage: str) -> None:
+        """Open and split the data on every rank. ``stage`` is fit, validate, test or predict."""
+
+    def train_dataloader(self) -> Any:
+        """Return the training loader."""
+        return None
+
+    def val_dataloader(self) -> Any:
+        """Return one validation loader, or a list of them."""
+        return None
+
+    def test_dataloader(self) -> Any:
+        """Return one test loader, or a list of them."""
+        return None
+
+    def predict_dataloader(self) -> Any:
+        """Return one loader to predict, or a list of them."""
+        return None
+
+    def teardown(self, stage: str) -> None:
+        """Close what ``setup`` opened, on every rank, after an exception too."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs to know of the data: plain JSON data."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what ``state_dict`` returned."""
+
+
+@dataclass(slots=True)
+class Window:
+    """The micro-batches of one optimizer step, on the host.
+
+    Attributes:
+        batches: one a micro-batch, of this rank.
+        samples: how many samples each holds; 0 for one that only keeps step with other ranks.
+        total: samples of the whole window over all ranks.
+        first: index of its first micro-batch in the epoch.
+        is_last: whether the epoch ends with it.
+    """
+
+    batches: list[Batch]
+    samples: list[int]
+    total: int
+    first: int
+    is_last: bool
+
+
+def windows(
+    batches: Iterator[MicroBatch], accumulate: Callable[[], int], *, first: int = 0, remaining: int | None = None
+) -> Iterator[Window]:
+    """Yield windows of ``accumulate()`` micro-batches; the last may be shorter.
+
+    With ``remaining`` known nothing is read ahead of the window that is handed out, so that data
+    drawn from the global random stream is drawn in the same order as in a resumed run. Without it
+    one micro-batch is read ahead, to know where the epoch ends.
+    """
+    ahead = next(batches, None) if remaining is None else None
+    index = first
+    while remaining is None or remaining > 0:
+        window = Window([], [], 0, index, is_last=False)
+        for _ in range(accumulate()):
+            if remaining is None:
+                current, ahead = ahead, next(batches, None) if ahead is not None else None
+            else:
+                current = next(batches, None) if remaining > 0 else None
+                remaining -= 1
+            if current is None:
+                break
+            window.batches.append(current.data)
+            window.samples.append(current.samples)
+            window.total += current.total
+        if not window.batches:
+            return
+        index += len(window.batches)
+        window.is_last = ahead is None if remaining is None else remaining <= 0
+        yield window

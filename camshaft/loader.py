@@ -1,0 +1,328 @@
+"""Turn whatever a user hands over as data into micro-batches with known counts, from any position."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from camshaft.errors import DataError
+from camshaft.sampler import Order, RoundSampler, derive_seed
+from camshaft.state import Batch
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """A host batch of this rank, with how many samples it and its round hold.
+
+    ``samples`` is 0 for a batch that only keeps this rank in step with the others.
+    """
+
+    data: Batch
+    samples: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where this rank stands among those that share the data, and how it draws."""
+
+    rank: int = 0
+    world_size: int = 1
+    seed: int = 0
+    pads: bool = True
+
+
+class Source(Protocol):
+    """One loader, seen as rounds of micro-batches."""
+
+    def rounds(self) -> int | None:
+        """Return the micro-batches of an epoch on this rank; None when nobody knows."""
+
+    def iterate(self, epoch: int, skip: int = 0) -> Iterator[MicroBatch]:
+        """Yield an epoch's micro-batches, without its first ``skip``."""
+
+
+def open_source(
+    loader: Any, placement: Placement, *, name: str, micro_batch: int | None = None, ordered: bool = False
+) -> Source:
+    """Choose how to read ``loader``: a DataLoader, or any iterable of batches.
+
+    ``micro_batch`` replaces the loader's own batch size. ``ordered`` ignores shuffling. A loader of
+    map-style data is resharded over the ranks sample by sample; any other is dealt batch by batch.
+
+    Raises:
+        DataError: the loader is empty or no iterable, or its batch size cannot be replaced.
+    """
+    if isinstance(loader, DataLoader) and _is_plain(loader):
+        if len(loader.dataset) == 0 or len(loader) == 0:
+            raise _empty(name)
+        return MapSource(loader, placement, micro_batch=micro_batch, ordered=ordered)
+    if not isinstance(loader, Iterable):
+        raise DataError(
+            f"{name} returned a {type(loader).__name__}.",
+            why="It cannot be iterated for batches.",
+            fix="Return a torch DataLoader or an iterable of batches.",
+        )
+    if micro_batch is not None and _own_batch_size(loader) not in (None, micro_batch):
+        raise DataError(
+            f"{name} makes its own batches of {_own_batch_size(loader)}, and this recipe's batch_size asks for "
+            f"{micro_batch} a rank and micro-batch.",
+            why="Iterable data cannot be batched again.",
+            fix="Build the loader with that batch size, or leave batch_size out of the recipe.",
+        )
+    if isinstance(loader, Sequence) and not loader:
+        raise _empty(name)
+    return StreamSource(loader, placement, name=name)
+
+
+class MapSource:
+    """A DataLoader of map-style data, resampled in rounds: position and order are ours, the rest is the user's."""
+
+    def __init__(self, loader: DataLoader[Any], placement: Placement, *, micro_batch: int | None, ordered: bool) -> None:
+        self._placement = placement
+        self._ordered = ordered
+        self._user_sampler = loader.sampler
+        self._length = len(loader.sampler) if isinstance(loader.sampler, (SequentialSampler, RandomSampler)) else None
+        self.sampler = RoundSampler(
+            micro_batch=micro_batch or loader.batch_size or 1,
+            rank=placement.rank,
+            world_size=placement.world_size,
+            drop_last=loader.drop_last,
+            pads=placement.pads,
+        )
+        self.dataset = loader.dataset
+        self._loader = self._rebuild(loader)
+        self.sampler.order = self._order(0)
+        if len(self.sampler) == 0:
+            raise DataError(
+                f"drop_last leaves nothing of {self.sampler.order.length} samples in batches of {self.sampler.round_size}.",
+                fix="Make batch_size smaller, or set drop_last=False.",
+            )
+
+    def rounds(self) -> int | None:
+        """Return the rounds of an epoch; a rank without a share of the last one has one less."""
+        count = len(self.sampler)
+        return count if self.sampler.pads or self.sampler.counts(count - 1)[0] else count - 1
+
+    def iterate(self, epoch: int, skip: int = 0) -> Iterator[MicroBatch]:
+        """Yield from round ``skip`` on, at no cost for what is skipped."""
+        self.sampler.order = self._order(epoch)
+        self.sampler.start = skip
+        placement = self._placement
+        self._loader.generator.manual_seed(derive_seed(placement.seed, "workers", placement.rank, epoch))
+        if isinstance(self._loader.batch_sampler, _EpochTags):
+            self._loader.batch_sampler.epoch = epoch
+        for index, data in enumerate(self._loader, start=skip):
+            samples, total = self.sampler.counts(index)
+            yield MicroBatch(data, samples, total)
+
+    def _rebuild(self, loader: DataLoader[Any]) -> Any:
+        """Copy the user's loader, of whatever subclass, with our sampler in it."""
+        clone = copy.copy(loader)
+        put = object.__setattr__  # DataLoader refuses to have these changed after construction
+        put(clone, "batch_sampler", self.sampler)
+        # An own generator: making an iterator would otherwise draw from the global stream.
+        put(clone, "generator", torch.Generator())
+        put(clone, "_iterator", None)
+        if loader.num_workers > 0:
+            put(clone, "batch_sampler", _EpochTags(self.sampler))
+            put(clone, "dataset", _SeededDataset(loader.dataset, self._placement.seed))
+        return clone
+
+    def _order(self, epoch: int) -> Order:
+        sampler, seed = self._user_sampler, derive_seed(self._placement.seed, "epoch", epoch)
+        if self._ordered or isinstance(sampler, SequentialSampler):
+            return Order(len(self.dataset))  # type: ignore[arg-type]
+        if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(self.dataset):  # type: ignore[arg-type]
+            return Order(len(self.dataset), seed=seed)  # type: ignore[arg-type]
+        if isinstance(sampler, DistributedSampler):
+            return Order(len(self.dataset), seed=seed if sampler.shuffle else None)  # type: ignore[arg-type]
+        listed = _list_sampler(sampler, seed, epoch)
+        return Order(len(listed), listed=listed)
+
+
+class StreamSource:
+    """Data of unknown length or with batches of its own: every rank reads the stream and keeps its turn.
+
+    Each rank sees which batches the others get, so an epoch that ends in the middle of a round still
+    gives every rank the same number of micro-batches, and weights are exact.
+    """
+
+    def __init__(self, loader: Iterable[Any], placement: Placement, *, name: str) -> None:
+        self._loader = loader
+        self._placement = placement
+        self._name = name
+
+    def rounds(self) -> int | None:
+        """Return the rounds of an epoch when the loader has a length."""
+        try:
+            count = len(self._loader)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+        full, rest = divmod(count, self._placement.world_size)
+        return full + (1 if rest and (self._placement.pads or self._placement.rank < rest) else 0)
+
+    def iterate(self, epoch: int, skip: int = 0) -> Iterator[MicroBatch]:
+        """Yield this rank's batches; the skipped ones are read and dropped."""
+        placement = self._placement
+        _reseed(self._loader, derive_seed(placement.seed, "epoch", epoch), epoch)
+        batches = iter(self._loader)
+        if batches is self._loader and epoch > 0 and skip == 0:
+            batches = _not_exhausted(batches, self._name)
+        for index in itertools.count():
+            turn = list(itertools.islice(batches, placement.world_size))
+            if not turn:
+                return
+            if index < skip:
+                continue
+            counts = [batch_size_of(data) for data in turn]
+            if placement.rank < len(turn):
+                yield MicroBatch(turn[placement.rank], counts[placement.rank], sum(counts))
+            elif placement.pads:
+                yield MicroBatch(turn[0], 0, sum(counts))
+            if len(turn) < placement.world_size:
+                return
+
+
+class _EpochTags(BatchSampler):
+    """Send the epoch along with every index, for workers that outlive an epoch."""
+
+    def __init__(self, sampler: RoundSampler) -> None:
+        self._inner = sampler
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for indices in self._inner:
+            yield [(self.epoch, index) for index in indices]
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+
+class _SeededDataset(Dataset[Any]):
+    """Seed every random stream by (seed, epoch, sample) before a worker reads it.
+
+    Augmentation is then a function of the sample, whichever worker, rank or resumed run draws it.
+    """
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset = dataset
+        self._seed = seed
+
+    def __getitem__(self, tagged: tuple[int, Any]) -> Any:
+        epoch, index = tagged
+        seed_streams(derive_seed(self._seed, "sample", epoch, index))
+        return self.dataset[index]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        # Workers' init functions reach for attributes of the dataset they know.
+        if name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def seed_streams(seed: int) -> None:
+    """Seed the global streams of python, numpy and torch (all devices) of this process."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global stream is what user code draws from
+    torch.manual_seed(seed)
+
+
+def batch_size_of(batch: Batch) -> int:
+    """Return the leading dim of the first tensor in ``batch``, searched depth first; 1 when there is none."""
+    if isinstance(batch, (Tensor, np.ndarray)):
+        return int(batch.shape[0]) if batch.ndim else 1
+    if isinstance(batch, Mapping):
+        items: Iterable[Any] = batch.values()
+    elif isinstance(batch, (list, tuple)):
+        items = batch
+    elif dataclasses.is_dataclass(batch):
+        items = (getattr(batch, f.name) for f in dataclasses.fields(batch))
+    else:
+        return 1
+    for item in items:
+        if isinstance(item, (Tensor, np.ndarray, Mapping, list, tuple)) or dataclasses.is_dataclass(item):
+            return batch_size_of(item)
+    return len(batch) if isinstance(batch, (list, tuple)) and batch else 1
+
+
+def limit_rounds(rounds: int | None, limit: int | float | None, name: str) -> int | None:
+    """Apply ``limit_*_batches``: a count, or a fraction of a loader that has a length."""
+    if limit is None:
+        return rounds
+    if isinstance(limit, float):
+        if rounds is None:
+            raise DataError(
+                f"limit_{name}_batches is {limit}, a fraction of a loader without a length.",
+                fix="Give a number of batches instead.",
+            )
+        return min(rounds, max(1, round(rounds * limit))) if limit > 0 else 0
+    return limit if rounds is None else min(rounds, limit)
+
+
+def _is_plain(loader: DataLoader[Any]) -> bool:
+    return (
+        not isinstance(loader.dataset, IterableDataset)
+        and loader.batch_size is not None
+        and type(loader.batch_sampler) is BatchSampler
+    )
+
+
+def _own_batch_size(loader: Any) -> int | None:
+    return getattr(loader, "batch_size", None)
+
+
+def _list_sampler(sampler: Iterable[Any], seed: int, epoch: int) -> list[Any]:
+    """Let a user's own sampler draw its epoch, from (seed, epoch) and not from the global stream."""
+    _reseed(sampler, seed, epoch)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return list(sampler)
+
+
+def _reseed(loader: Any, seed: int, epoch: int) -> None:
+    for owner in (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None),
+                  getattr(loader, "dataset", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)):  # fmt: skip
+        set_epoch: Callable[[int], None] | None = getattr(owner, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+        if isinstance(getattr(owner, "generator", None), torch.Generator):
+            owner.generator.manual_seed(seed)
+
+
+def _not_exhausted(batches: Iterator[Any], name: str) -> Iterator[Any]:
+    """Refuse to begin an epoch on an iterator that has nothing left."""
+    try:
+        first = next(batches)
+    except StopIteration:
+        raise DataError(
+            f"{name} is an iterator that the first epoch used up.",
+            why="Later epochs would train on nothing.",
+            fix="Return an object with __iter__ that starts again, or train by max_steps within one epoch.",
+        ) from None
+    return itertools.chain([first], batches)
+
+
+def _empty(name: str) -> DataError:
+    return DataError(f"{name} is empty.", why="There is nothing to iterate.", fix="Check the dataset's path and split.")

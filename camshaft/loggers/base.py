@@ -1,0 +1,70 @@
+"""Define the contract of a logger: a sink on the main process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Values that belong to one step. ``step`` is the x axis; the rest goes along.
+
+    ``kind`` says what flushed them: "step" (training, every ``log_every``), "epoch" (means over an
+    epoch), "validation" or "test".
+    """
+
+    kind: Literal["step", "epoch", "validation", "test"]
+    step: int
+    epoch: int
+    samples: int
+    tokens: float
+    seconds: float
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a logger may know of its run."""
+
+    name: str
+    directory: Path | None
+    recipe: str = ""
+    hparams: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Logger:
+    """Write what a run logs somewhere. Only the main process has loggers; none of these is a collective.
+
+    Attributes:
+        on_error: ``"disable"`` warns once and drops a logger that raises, so that a dead tracker
+            never kills a run; ``"raise"`` ends the run.
+    """
+
+    name: str = ""
+    on_error: Literal["raise", "disable"] = "disable"
+
+    def open(self, run: Run) -> None:
+        """Start writing; called before the first record."""
+
+    def log_metrics(self, record: Record) -> None:
+        """Take a record of values."""
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        """Take text, such as a generated sample."""
+
+    def log_image(self, name: str, image: Tensor, step: int) -> None:
+        """Take an image on the CPU: (C, H, W), float32 in [0, 1]."""
+
+    def log_hparams(self, hparams: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Take the hyper-parameters with the final metrics; called once, at the end."""
+
+    def flush(self) -> None:
+        """Make everything so far readable by others."""
+
+    def close(self, status: str) -> None:
+        """Finish: ``status`` is finished, stopped, interrupted, terminated or failed."""

@@ -1,0 +1,74 @@
+"""Scale the loss so that float16 gradients do not underflow, on any device and any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class LossScaler:
+    """Multiply the loss by ``scale``; halve it after an overflow, double it after ``growth_interval`` good steps.
+
+    The scale is a host number, the same on every rank. Whether gradients overflowed is read on the
+    host once a step: a step that may not be taken cannot be decided later.
+
+    Source: dynamic loss scaling, Micikevicius et al. (2018).
+    """
+
+    def __init__(
+        self,
+        *,
+        scale: float = 65536.0,
+        growth: float = 2.0,
+        backoff: float = 0.5,
+        growth_interval: int = 2000,
+        any_rank: Callable[[bool], bool] = bool,
+    ) -> None:
+        self.scale = scale
+        self.growth = growth
+        self.backoff = backoff
+        self.growth_interval = growth_interval
+        self.good_steps = 0
+        self._any_rank = any_rank
+
+    def unscale(self, parameters: Iterable[Tensor]) -> bool:
+        """Divide the gradients by the scale, in place; say whether all of them, on all ranks, are finite."""
+        found = False
+        for gradients in _by_device([p.grad for p in parameters if p.grad is not None]):
+            overflow = gradients[0].new_zeros((), dtype=torch.float32)
+            inverse = overflow.new_full((), 1.0 / self.scale)
+            torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), overflow, inverse)
+            found = found or bool(overflow.item())
+        return not self._any_rank(found)
+
+    def update(self, *, finite: bool) -> None:
+        """Adapt the scale after a step that was taken (``finite``) or skipped."""
+        if not finite:
+            self.scale *= self.backoff
+            self.good_steps = 0
+            return
+        self.good_steps += 1
+        if self.good_steps >= self.growth_interval:
+            self.scale *= self.growth
+            self.good_steps = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale and how long it has held."""
+        return {"scale": self.scale, "good_steps": self.good_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what ``state_dict`` returned."""
+        self.scale = float(state["scale"])
+        self.good_steps = int(state["good_steps"])
+
+
+def _by_device(gradients: Sequence[Tensor]) -> Iterable[list[Tensor]]:
+    """Group local gradient tensors by device and dtype, which the fused check needs."""
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        groups.setdefault((local.device, local.dtype), []).append(local)
+    return groups.values()

@@ -1,0 +1,334 @@
+"""Define the contract of a parallelism strategy, in its one-process form."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from camshaft.callback import inside_main_only
+from camshaft.errors import LossError, StrategyError
+from camshaft.module import bind_step
+from camshaft.scaler import LossScaler
+
+if TYPE_CHECKING:
+    from camshaft.module import Module
+    from camshaft.state import Batch
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+ReduceOp = Literal["sum", "mean", "min", "max"]
+
+
+class Strategy:
+    """Hide processes, devices, wrappers and collectives from the loop, the module and the callbacks.
+
+    This class works for one process and is what others refine. All ranks call every method, in the
+    same order, unless its docstring says otherwise. A strategy of the user's own passes
+    ``camshaft.testing.check_strategy``.
+
+    Attributes:
+        rank, local_rank, world_size: of this process among those of the run, and of its machine.
+        device: where the module and its batches live.
+        active: the optimizers that the next ``step`` updates; all of them, but for manual optimization.
+        scaler: scales the loss while the precision is fp16.
+        needs_equal_forwards: evaluation must run as many forwards on every rank, or it would hang.
+        precisions: what ``micro_step`` can compute in.
+        switches_precision: whether the precision may change between steps.
+    """
+
+    name: ClassVar[str] = "base"
+    needs_equal_forwards: ClassVar[bool] = False
+    precisions: ClassVar[frozenset[str]] = frozenset({"fp32", "bf16", "fp16"})
+    switches_precision: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.local_rank = 0
+        self.world_size = 1
+        self.device = torch.device("cpu")
+        self.module: Module | None = None
+        self.optimizers: list[Optimizer] = []
+        self.active: list[Optimizer] = []
+        self.scaler: LossScaler | None = None
+        self._steps: dict[str, Callable[..., Any]] = {}
+        self._autocast: AbstractContextManager[Any] | None = None
+        self._precision = "fp32"
+        self._finite = True
+        self._parameters: tuple[tuple[int, ...], list[Tensor]] = ((), [])
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files, logs and prints."""
+        return self.rank == 0
+
+    # -- set-up ----------------------------------------------------------------------------------
+
+    def launch(self) -> None:
+        """Join the other processes and choose the device. Nothing is built yet."""
+
+    def prepare(self, module: Module, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+        """Place and wrap a module and its optimizers; return the optimizers to step.
+
+        ``optimizers`` is empty for evaluation. Afterwards the strategy has checked that it really is
+        what was asked.
+        """
+        self.module = module.to(self.device)
+        self._bind(module)
+        self.optimizers = self.active = list(optimizers)
+        _move_state(self.optimizers, self.device)
+        return self.optimizers
+
+    def describe(self) -> str:
+        """Say in one line what runs: dtypes of parameters, compute, reduction and optimizer, shards, world size."""
+        dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in self.module.parameters()}) if self.module else []
+        return f"{self.name} on {self.device}, {self.world_size} process(es), parameters {', '.join(dtypes) or 'none'}"
+
+    def teardown(self) -> None:
+        """Leave the other processes. Called once, last, after an exception too."""
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def to_device(self, batch: Batch) -> Batch:
+        """Move every tensor of a batch to the device, in lists, tuples, dicts and objects with ``to``."""
+        return batch if self.device.type == "cpu" else move(batch, self.device)
+
+    def micro_step(self, *, sync: bool, precision: str) -> None:
+        """Announce a micro-batch: whether its backward must reduce gradients, and what forward computes in."""
+        del sync
+        if precision != self._precision:
+            self._set_precision(precision)
+
+    def run(self, method: str, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Call a step of the module through whatever wraps it, in the announced precision."""
+        if self._autocast is None:
+            return self._steps[method](batch, batch_idx, dataloader_idx)
+        with self._autocast:
+            return self._steps[method](batch, batch_idx, dataloader_idx)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a scalar, scaled where the precision needs it."""
+        if self.scaler is not None:
+            loss = loss * self.scaler.scale
+        loss.backward()
+
+    def zero_loss(self) -> Tensor:
+        """Return a loss whose backward reaches every parameter with zero, for a step that returned None."""
+        return sum((p.sum() * 0.0 for p in self.parameters()), torch.zeros((), device=self.device))
+
+    def unscale(self) -> bool:
+        """Undo the loss scaling on the gradients of ``active``; say whether they are finite on all ranks."""
+        if self.scaler is None:
+            return True
+        self._finite = self.scaler.unscale(self.parameters())
+        return self._finite
+
+    def clip_grad_norm(self, max_norm: float, parameters: Sequence[Tensor] | None = None) -> Tensor:
+        """Scale the gradients so that their L2 norm over all ranks' shards is at most ``max_norm``.
+
+        Returns the norm before, a device scalar. ``parameters`` defaults to those of ``active``.
+        """
+        return torch.nn.utils.clip_grad_norm_(self.parameters() if parameters is None else parameters, max_norm)
+
+    def clip_grad_value(self, limit: float) -> None:
+        """Clamp every gradient entry to [-limit, limit]."""
+        torch.nn.utils.clip_grad_value_(self.parameters(), limit)
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the gradients of ``active``, for a loss whose weight was only known after backward."""
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        torch._foreach_mul_(gradients, factor)
+
+    def step(self, *, skip: bool = False) -> bool:
+        """Update the parameters of ``active`` unless ``skip`` or an overflow forbids it; say whether it did."""
+        if self.scaler is not None:
+            self.scaler.update(finite=self._finite)
+        if skip or not self._finite:
+            self._finite = True
+            return False
+        for optimizer in self.active:
+            optimizer.step()
+        return True
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of ``active``."""
+        for optimizer in self.active:
+            optimizer.zero_grad()
+
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters of ``active``, from a cache that notices added groups."""
+        key = tuple(
+            part for o in self.active for part in (id(o), *(len(group["params"]) for group in o.param_groups))
+        )  # fmt: skip
+        if key != self._parameters[0]:
+            found = [p for o in self.active for group in o.param_groups for p in group["params"]]
+            self._parameters = (key, found)
+        return self._parameters[1]
+
+    # -- agreement and collectives ---------------------------------------------------------------
+
+    def any(self, flag: bool) -> bool:
+        """Say whether any rank's flag is set. Blocks until all ranks ask."""
+        self._check_collective("any")
+        return flag
+
+    def agree(self, requests: int, *, due: bool) -> int:
+        """Combine the ranks' request bits without blocking the step.
+
+        Called at every boundary; the bits take effect where ``due`` says that an exchange ends, at
+        the same boundary on every rank.
+        """
+        del due
+        return requests
+
+    def reduce(self, value: Tensor, op: ReduceOp = "sum") -> Tensor:
+        """Reduce a tensor over all ranks and return the result on every rank; blocks."""
+        del op
+        self._check_collective("reduce")
+        return value
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return every rank's small plain object, in the order of ranks, on every rank; blocks."""
+        self._check_collective("gather_objects")
+        return [value]
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Return the main process's small plain object on every rank; blocks."""
+        self._check_collective("broadcast_object")
+        return value
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self._check_collective("barrier")
+
+    # -- parameters as files and averages see them -----------------------------------------------
+
+    def full_parameters(self) -> AbstractContextManager[None]:
+        """Make whole parameters readable through the module inside the context; changes are dropped."""
+        return nullcontext()
+
+    def local(self, parameter: Tensor) -> Tensor:
+        """Return this rank's part of a parameter or of a tensor shaped like it, sharing its memory."""
+        return parameter
+
+    def shard(self, name: str, tensor: Tensor) -> Any:
+        """Return what this rank writes of a tensor: itself, a ``checkpoint.Shard``, or None when others do.
+
+        ``name`` is the parameter's canonical name, or that of the parameter a state tensor is shaped like.
+        """
+        del name
+        return tensor if self.is_main else None
+
+    def load(self, name: str, tensor: Tensor, reader: Any, key: str) -> None:
+        """Fill this rank's part of ``tensor`` from entry ``key`` of a checkpoint's reader."""
+        del name
+        tensor.copy_(reader.tensor(key))
+
+    @contextlib.contextmanager
+    def swapped(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Run the context with other values in the named parameters, and put the old ones back exactly."""
+        own = dict(self.named_local())
+        names = [name for name in tensors if name in own]
+        with torch.no_grad():
+            kept = [own[name].clone() for name in names]
+            for name in names:
+                own[name].copy_(tensors[name])
+            self.parameters_changed()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in zip(names, kept, strict=True):
+                    own[name].copy_(value)
+                self.parameters_changed()
+
+    def named_local(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every parameter's canonical name and this rank's part of its values."""
+        if self.module is not None:
+            for name, parameter in self.module.named_parameters():
+                yield name, parameter.detach()
+
+    def parameters_changed(self) -> None:
+        """Tell the wrapper that parameter values were written from outside: drop gathered copies."""
+
+    # -- for subclasses --------------------------------------------------------------------------
+
+    def _bind(self, module: Module) -> None:
+        self._steps = {name: bind_step(module, name) for name in module._steps}
+
+    def _set_precision(self, precision: str) -> None:
+        if precision not in self.precisions:
+            raise StrategyError(
+                f"{self.name} cannot compute in {precision!r}.",
+                fix=f"Use one of {', '.join(sorted(self.precisions))}.",
+            )
+        if self._precision != "fp32" and not self.switches_precision:
+            raise StrategyError(
+                f"{self.name} cannot switch the precision from {self._precision} to {precision} while it trains.",
+                fix="Give one precision for the whole run.",
+            )
+        dtype = _AUTOCAST.get(precision)
+        self._autocast = torch.autocast(self.device.type, dtype) if dtype is not None else None
+        self.scaler = LossScaler(any_rank=self.any) if precision == "fp16" else None
+        self._precision = precision
+
+    def _check_collective(self, name: str) -> None:
+        if inside_main_only():
+            raise StrategyError(
+                f"{name} was called inside a hook that only the main process runs.",
+                why="The other ranks would never join it, and the run would hang.",
+                fix="Do the collective in a hook without @main_process_only, and write its result in one with it.",
+            )
+
+
+def move(batch: Batch, device: torch.device) -> Batch:
+    """Copy a batch to ``device`` without waiting: tensors, containers, and objects that have ``to``."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return type(batch)({key: move(value, device) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(move(value, device) for value in batch)
+    if callable(getattr(batch, "to", None)):
+        return batch.to(device)
+    return batch
+
+
+def _move_state(optimizers: Sequence[Optimizer], device: torch.device) -> None:
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.ndim:
+                    state[key] = value.to(device)
+
+
+def check_loss(loss: Any, owner: str) -> Tensor:
+    """Return the loss if it can be trained on.
+
+    Raises:
+        LossError: it is no tensor, no scalar, or depends on no parameter.
+    """
+    if not isinstance(loss, Tensor):
+        raise LossError(
+            f"{owner}.training_step returned a {type(loss).__name__}.",
+            fix="Return the loss (a scalar tensor), a (sum, weight) pair, a dict with 'loss', or None to skip.",
+        )
+    if loss.numel() != 1:
+        raise LossError(
+            f"{owner}.training_step returned a loss of shape {tuple(loss.shape)}.",
+            why="Only a scalar has a gradient.",
+            fix="Return its mean(), or (loss.sum(), weight).",
+        )
+    if not loss.requires_grad:
+        raise LossError(
+            f"{owner}.training_step returned a loss without a gradient.",
+            why="It depends on no trainable parameter, or was detached, so nothing would learn.",
+            fix="Compute it from the module's parameters, outside torch.no_grad().",
+        )
+    return loss
