@@ -47,10 +47,10 @@ class Shard:
         if (self.offsets is None) == (self.flat_start is None):
             return False
         if self.flat_start is not None:
-            return len(local) == 1 and 0 <= self.flat_start and self.flat_start + local[0] <= math.prod(self.shape)
+            return len(local) == 1 and self.flat_start >= 0 and self.flat_start + local[0] <= math.prod(self.shape)
         offsets = self.offsets or ()
         return len(offsets) == len(local) == len(self.shape) and all(
-            0 <= start and start + size <= whole for start, size, whole in zip(offsets, local, self.shape, strict=True)
+            start >= 0 and start + size <= whole for start, size, whole in zip(offsets, local, self.shape, strict=True)
         )
 
 

@@ -123,7 +123,7 @@ def as_bytes(tensor: Tensor) -> memoryview:
     host = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
     if host.numel() == 0:
         return memoryview(b"")
-    return memoryview(host.reshape(-1).view(torch.uint8).numpy())
+    return host.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _slot(record: Mapping[str, object], base: int) -> Slot:

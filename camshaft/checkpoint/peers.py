@@ -10,7 +10,7 @@ class Peers(Protocol):
 
     @property
     def rank(self) -> int:
-        """This process, from 0."""
+        """Number this process, from 0."""
 
     @property
     def world_size(self) -> int:

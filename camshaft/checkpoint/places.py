@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from typing_extensions import override
+
 from camshaft.errors import CheckpointError
 
 Location: TypeAlias = Path | str
@@ -123,28 +125,33 @@ class _FileSource:
             os.close(fd)
 
 
-class LocalPlace:
+class LocalPlace(Place):
     """A directory on a file system that all ranks share."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    @override
     def location(self, name: str) -> Path:
         return self.root / name
 
+    @override
     def names(self, folder: str = "") -> list[str]:
         try:
-            return sorted(os.listdir(self.root / folder))
+            return sorted(path.name for path in (self.root / folder).iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    @override
     def size(self, name: str) -> int | None:
         path = self.root / name
         return path.stat().st_size if path.is_file() else None
 
+    @override
     def read(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
 
+    @override
     def put(self, name: str, data: bytes) -> None:
         path = self.root / name
         draft = path.with_name(f"{TMP}{path.name}-{uuid.uuid4().hex[:8]}")
@@ -156,27 +163,33 @@ class LocalPlace:
             raise
         sync_folder(path.parent)
 
+    @override
     def drop(self, name: str) -> None:
         (self.root / name).unlink(missing_ok=True)
 
+    @override
     def create(self, name: str) -> Sink:
         return _FileSink(self.root / name)
 
+    @override
     def open(self, name: str) -> Source:
         return _FileSource(self.root / name)
 
+    @override
     def begin(self, final: str) -> str:
         # Not parents=True: a run directory that vanished must not be made anew on whatever lies below its mount.
         folder = f"{TMP}{final}-{uuid.uuid4().hex[:8]}"
         (self.root / folder).mkdir()
         return folder
 
+    @override
     def commit(self, folder: str, final: str, name: str, manifest: bytes) -> None:
         _write_durably(self.root / folder / name, manifest)
         sync_folder(self.root / folder)
         (self.root / folder).rename(self.root / final)
         sync_folder(self.root)
 
+    @override
     def discard(self, folder: str) -> None:
         path = self.root / folder
         if not folder.startswith((TMP, TRASH)):
@@ -186,6 +199,7 @@ class LocalPlace:
             path = trash
         shutil.rmtree(path, ignore_errors=True)
 
+    @override
     def sweep(self) -> None:
         for path in self.root.iterdir():
             if path.name.startswith((TMP, TRASH)):

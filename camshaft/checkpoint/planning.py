@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,7 +145,7 @@ def _add(plan: Plan, seen: dict[tuple[object, ...], str], name: str, entry: Tens
 
 
 def _draft(name: str, tensors: Mapping[str, Tensor], tied: Mapping[str, str]) -> Draft:
-    # Wide elements first, so that every tensor starts at a multiple of its element's size, as readers that map files need.
+    # Wide elements first: every tensor then starts at a multiple of its element's size, as readers that map need.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
     metadata = {"format": "pt", **{f"tied:{key}": first for key, first in tied.items()}}
     start = formats.header(((key, t.dtype, tuple(t.shape)) for key, t in ordered), metadata)
@@ -169,7 +170,7 @@ def _check_cover(name: str, record: TensorRecord) -> None:
 def _overlaps(pieces: Sequence[Piece]) -> bool:
     boxes = [(piece.offsets, piece.shape) for piece in pieces if piece.offsets is not None]
     ranges = sorted((p.flat_start, p.shape[0]) for p in pieces if p.flat_start is not None)
-    if any(start + size > after for (start, size), (after, _) in zip(ranges, ranges[1:], strict=False)):
+    if any(start + size > after for (start, size), (after, _) in itertools.pairwise(ranges)):
         return True
     if len(boxes) > _PAIRWISE:  # pairs would be too many; equal volumes and distinct offsets were checked
         return False

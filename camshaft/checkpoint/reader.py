@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class Reader:
         self._files: dict[str, tuple[Source, dict[str, formats.Slot]]] = {}
         self._jsons: dict[str, dict[str, Json]] = {}
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -120,57 +121,57 @@ class Reader:
 
     def _copy(self, piece: Piece, spec: Spec, out: Tensor, box: layout.Box) -> None:
         """Copy into ``out``, which is ``box`` of the tensor, what ``piece`` has of it."""
-        source, slots = self._file(piece.file)
-        slot = slots.get(piece.key)
+        slot = self._file(piece.file)[1].get(piece.key)
         if slot is None or slot.end - slot.start != math.prod(piece.shape) * spec.dtype.itemsize:
+            where = self._place.location(f"{self._folder}/{piece.file}")
             raise CheckpointError(
-                f"{self._place.location(f'{self._folder}/{piece.file}')} does not hold {piece.key!r} as the manifest says.",
+                f"{where} does not hold {piece.key!r} as the manifest says.",
                 why="The file is damaged.",
                 fix="Use another checkpoint.",
             )
         if piece.offsets is not None:
-            self._copy_box(piece, source, slot, out, box)
+            self._copy_box(piece, slot, out, box)
         else:
-            self._copy_range(piece, source, slot, spec, out, box)
+            self._copy_range(piece, slot, spec.shape, out, box)
 
-    def _copy_box(self, piece: Piece, source: Source, slot: formats.Slot, out: Tensor, box: layout.Box) -> None:
+    def _copy_box(self, piece: Piece, slot: formats.Slot, out: Tensor, box: layout.Box) -> None:
         common = layout.intersect((piece.offsets or (), piece.shape), box)
         if common is None:
             return
         starts, sizes = common
         target = out[_slices(starts, box[0], sizes)]
         if not starts:
-            self._fill(source, slot.start, target, piece.file)
+            self._fill(piece.file, slot.start, target)
             return
         inside = [start - offset for start, offset in zip(starts, piece.offsets or (), strict=True)]
         row = math.prod(piece.shape[1:])
         if sizes[1:] == piece.shape[1:] and target.is_contiguous():
-            self._fill(source, slot.start + inside[0] * row * out.itemsize, target, piece.file)
+            self._fill(piece.file, slot.start + inside[0] * row * out.itemsize, target)
             return
         step = max(1, _CHUNK // (row * out.itemsize))
         inner = tuple(slice(start, start + size) for start, size in zip(inside[1:], sizes[1:], strict=True))
         for first in range(0, sizes[0], step):
             rows = torch.empty((min(step, sizes[0] - first), *piece.shape[1:]), dtype=out.dtype)
-            self._fill(source, slot.start + (inside[0] + first) * row * out.itemsize, rows, piece.file)
+            self._fill(piece.file, slot.start + (inside[0] + first) * row * out.itemsize, rows)
             target[first : first + rows.shape[0]].copy_(rows[(slice(None), *inner)])
 
     def _copy_range(
-        self, piece: Piece, source: Source, slot: formats.Slot, spec: Spec, out: Tensor, box: layout.Box
+        self, piece: Piece, slot: formats.Slot, whole: tuple[int, ...], out: Tensor, box: layout.Box
     ) -> None:
         begin = piece.flat_start or 0
-        low, high = layout.flat_bounds(spec.shape, box)
+        low, high = layout.flat_bounds(whole, box)
         low, high = max(low, begin), min(high, begin + piece.shape[0])
         step = max(1, _CHUNK // out.itemsize)
         for start in range(low, high, step):
             chunk = torch.empty(min(step, high - start), dtype=out.dtype)
-            self._fill(source, slot.start + (start - begin) * out.itemsize, chunk, piece.file)
-            layout.copy_flat(out, spec.shape, box[0], chunk, start)
+            self._fill(piece.file, slot.start + (start - begin) * out.itemsize, chunk)
+            layout.copy_flat(out, whole, box[0], chunk, start)
 
-    def _fill(self, source: Source, start: int, out: Tensor, file: str) -> None:
+    def _fill(self, file: str, start: int, out: Tensor) -> None:
         if out.numel() == 0:
             return
-        buffer = memoryview(out.view(-1).view(torch.uint8).numpy())
-        if source.read_into(start, buffer) != len(buffer):
+        buffer = out.view(-1).view(torch.uint8).numpy().data
+        if self._file(file)[0].read_into(start, buffer) != len(buffer):
             raise CheckpointError(
                 f"{self._place.location(f'{self._folder}/{file}')} ended while it was read.",
                 why="It was changed or deleted.",
@@ -208,7 +209,7 @@ class Reader:
 
     def _require_inside(self, name: str, spec: Spec, offsets: Sequence[int], shape: Sequence[int]) -> None:
         if len(offsets) == len(shape) == len(spec.shape) and all(
-            0 <= start and 0 <= size and start + size <= whole
+            start >= 0 and size >= 0 and start + size <= whole
             for start, size, whole in zip(offsets, shape, spec.shape, strict=True)
         ):
             return

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
 from camshaft.checkpoint import checking, planning, scanning, values
 from camshaft.checkpoint.background import Flight, HostBuffers, collect_records, leave_record
@@ -61,7 +61,7 @@ class Store:
         self._buffers = HostBuffers()
         self._agree(self._open)
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -105,7 +105,8 @@ class Store:
         try:
             self._start(job, entries, tag)
             parts = self._agree(lambda: self._write(job), job.peers)
-            return _of_main(self._agree(lambda: self._commit(job, parts), job.peers))
+            paths: list[Location | None] = self._agree(lambda: self._commit(job, parts), job.peers)
+            return _of_main(paths)
         except BaseException:
             self._abort(job)
             raise
@@ -148,14 +149,17 @@ class Store:
         if self._flight is None:
             return None
         flight, self._flight = self._flight, None
-        return _of_main(self._agree(flight.result))
+        paths: list[Location | None] = self._agree(flight.result)
+        return _of_main(paths)
 
     def latest(self, *, check: Check = "full") -> Found | None:
         """Return the newest checkpoint that is whole, exact and passes ``check``; None when there is none.
 
         The ranks share the work of hashing.
         """
-        everything = _of_main(self._agree(lambda: scanning.candidates(self._place) if self._peers.is_main else None))
+        everything: list[scanning.Candidate] = _of_main(
+            self._agree(lambda: scanning.candidates(self._place) if self._peers.is_main else None)
+        )
         skipped: list[PassedOver] = []
         for candidate in everything:
             why = candidate.why_not
@@ -202,7 +206,7 @@ class Store:
 
         self._agree(write)
 
-    def list(self) -> list[Found]:
+    def checkpoints(self) -> list[Found]:
         """Return the whole checkpoints, newest first, looked at quickly. Any rank may call it alone."""
         return [
             scanning.found(self._place, candidate, [])
