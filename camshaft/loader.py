@@ -56,6 +56,9 @@ class Source(Protocol):
     def rounds(self) -> int | None:
         """Return the micro-batches of an epoch on this rank; None when nobody knows."""
 
+    def common_rounds(self) -> int:
+        """Return how many rounds every rank is sure to have."""
+
     def iterate(self, epoch: int, skip: int = 0) -> Iterator[MicroBatch]:
         """Yield an epoch's micro-batches, without its first ``skip``."""
 
@@ -122,6 +125,12 @@ class MapSource:
         count = len(self.sampler)
         return count if self.sampler.pads or self.sampler.counts(count - 1)[0] else count - 1
 
+    def common_rounds(self) -> int:
+        """Return the rounds of an epoch, without a last one that some ranks have no share of."""
+        count = len(self.sampler)
+        full = self.sampler.order.length // self.sampler.round_size
+        return count if self.sampler.pads else min(count, full)
+
     def iterate(self, epoch: int, skip: int = 0) -> Iterator[MicroBatch]:
         """Yield from round ``skip`` on, at no cost for what is skipped."""
         self.sampler.order = self._order(epoch)
@@ -179,6 +188,13 @@ class StreamSource:
             return None
         full, rest = divmod(count, self._placement.world_size)
         return full + (1 if rest and (self._placement.pads or self._placement.rank < rest) else 0)
+
+    def common_rounds(self) -> int:
+        """Return the full rounds when the loader has a length, else 0."""
+        try:
+            return len(self._loader) // self._placement.world_size  # type: ignore[arg-type]
+        except TypeError:
+            return 0
 
     def iterate(self, epoch: int, skip: int = 0) -> Iterator[MicroBatch]:
         """Yield this rank's batches; the skipped ones are read and dropped."""

@@ -125,6 +125,12 @@ def _to_host(used: dict[str, Series]) -> dict[str, float]:
     return {name: moved[name] if name in moved else float(s.total) for name, s in used.items()}
 
 
+def _snapshot(table: Table) -> Iterable[tuple[str, Series, float]]:
+    used = {name: s for name, s in table.series.items() if s.count}
+    totals = _to_host(used)
+    return [(name, series, totals[name]) for name, series in used.items()]
+
+
 def _merge(ranks: Iterable[dict[str, tuple[str, float, float]]]) -> dict[str, float]:
     parts: dict[str, tuple[str, list[float], list[float]]] = {}
     for own in ranks:
@@ -186,6 +192,7 @@ class Metrics:
         self.epoch = Table()
         self.evaluation = Table()
         self.prog_bar: set[str] = set()
+        self._loss: Series | None = None
         self._routes: dict[tuple[Any, ...], tuple[Series, ...]] = {}
 
     def log(
@@ -222,6 +229,35 @@ class Metrics:
             return
         for series in routes:
             series.add(value, weight)
+
+    def log_loss(self, loss: Tensor, weight: float) -> None:
+        """Record the loss of a training step as ``train/loss``, unless the module logs that name itself."""
+        series = self._loss
+        if series is None:
+            if any(key[0] == "train/loss" for key in self._routes):
+                return
+            series = self._loss = self.step.open("train/loss", "mean", prog_bar=True)
+            self.prog_bar.add("train/loss")
+        if self.reads_at_once and loss.is_cpu:
+            series.add(loss.item(), weight)
+        else:
+            series.add_tensor(loss.detach().clone().reshape(()), weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums that are not yet flushed, as host numbers; a save is a moment to wait for the device."""
+        return {
+            table: {n: [s.reduce, total, s.weight, s.count, s.prog_bar] for n, s, total in _snapshot(getattr(self, table))}
+            for table in ("step", "epoch")
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what ``state_dict`` returned."""
+        for table, entries in state.items():
+            for name, (reduce, total, weight, count, prog_bar) in entries.items():
+                series = getattr(self, table).open(name, reduce, prog_bar=prog_bar)
+                series.total, series.weight, series.count = total, weight, count
+                if prog_bar:
+                    self.prog_bar.add(name)
 
     def _route(self, key: tuple[Any, ...], *, prog_bar: bool, reduce: str, value: Any) -> tuple[Series, ...]:
         """Choose, once per name and flags, the series that a value goes to."""

@@ -53,6 +53,11 @@ class Plan:
             total = getattr(self.scheduler, "total_steps", None)
             self.interval = "step" if total is not None and total == planned_steps else "epoch"
 
+    def advance(self, count: int) -> None:
+        """Step the scheduler if ``count`` steps, or epochs, of the run make it due."""
+        if count % self.frequency == 0:
+            self.scheduler.step()
+
     def describe(self, planned_steps: int | None) -> str:
         """Say in one line what the learning rate will do."""
         kind = self.name or type(self.scheduler).__name__

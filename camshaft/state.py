@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from camshaft.errors import StateError
+from camshaft.loggers.base import Sinks
+from camshaft.schedule import Schedule
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
     from camshaft.callback import Callback
-    from camshaft.loggers.base import Logger
+    from camshaft.loader import Source
     from camshaft.metrics import Metrics
     from camshaft.module import Module
     from camshaft.optim import Plan
@@ -54,10 +56,14 @@ class Progress:
 
 @dataclass(slots=True)
 class Request:
-    """One thing a callback asked for. ``everywhere`` claims that every rank asks at this same step."""
+    """One thing a callback asked for.
+
+    ``everywhere`` claims that every rank asks at this same step. ``urgent`` cuts validation short.
+    """
 
     reason: str
-    everywhere: bool
+    everywhere: bool = False
+    urgent: bool = False
 
 
 @dataclass(slots=True)
@@ -73,24 +79,27 @@ class Control:
     saving: Request | None = None
     validating: Request | None = None
     skipping: str | None = None
+    agreed: int = 0
 
-    def stop(self, reason: str, *, everywhere: bool = False) -> None:
-        """Ask to end the run at the next boundary; the first reason is kept."""
-        if self.stopping is None or everywhere:
-            self.stopping = self.stopping or Request(reason, everywhere)
-            self.stopping.everywhere |= everywhere
+    def stop(self, reason: str, *, everywhere: bool = False, urgent: bool = False) -> None:
+        """Ask to end the run at the next boundary; the first reason is kept.
+
+        ``urgent``, as after a signal, also abandons a validation that is running: it is made up for
+        when the run resumes.
+        """
+        self.stopping = self.stopping or Request(reason)
+        self.stopping.everywhere |= everywhere
+        self.stopping.urgent |= urgent
 
     def save(self, tag: str = "requested", *, everywhere: bool = False) -> None:
         """Ask for a checkpoint at the next boundary, after validation if that is due too."""
-        if self.saving is None or everywhere:
-            self.saving = self.saving or Request(tag, everywhere)
-            self.saving.everywhere |= everywhere
+        self.saving = self.saving or Request(tag)
+        self.saving.everywhere |= everywhere
 
     def validate(self, *, everywhere: bool = False) -> None:
         """Ask for a validation run at the next boundary."""
-        if self.validating is None or everywhere:
-            self.validating = self.validating or Request("requested", everywhere)
-            self.validating.everywhere |= everywhere
+        self.validating = self.validating or Request("requested")
+        self.validating.everywhere |= everywhere
 
     def skip_step(self, reason: str) -> None:
         """Drop the update whose gradients are in hand. Every rank must ask, from what all ranks know."""
@@ -110,6 +119,7 @@ class Checkpoint:
         data: name to plain JSON, the same on all ranks, written once.
         rank_data: name to plain JSON of this rank.
         rank_tensors: name to a tensor of this rank.
+        reader: where ``on_restore`` reads tensors, a ``checkpoint.Reader``; None while saving.
     """
 
     step: int
@@ -120,7 +130,7 @@ class Checkpoint:
     data: dict[str, Any] = field(default_factory=dict)
     rank_data: dict[str, Any] = field(default_factory=dict)
     rank_tensors: dict[str, Tensor] = field(default_factory=dict)
-    read: Callable[[str], Tensor] | None = None
+    reader: Any = None
 
 
 @dataclass(slots=True)
@@ -135,12 +145,21 @@ class Limits:
     max_epochs: int | None = None
     max_secs: float | None = None
     log_every: int = 50
+    agree_every: int = 8
     train_batches: int | float | None = None
     validation_batches: int | float | None = None
     test_batches: int | float | None = None
     predict_batches: int | float | None = None
     sanity_batches: int = 2
     overfit: bool = False
+
+
+@dataclass(slots=True)
+class Validation:
+    """Say when to validate inside a fit: on a schedule, and before the first step when ``at_start``."""
+
+    schedule: Schedule | None = None
+    at_start: bool = False
 
 
 class State:
@@ -151,13 +170,18 @@ class State:
         accumulate: a knob: micro-batches of the next window.
         planned_steps: optimizer updates of the whole run, when its data has a length.
         values: the newest flushed value of every logged name, with the step it belongs to.
+        at_epoch_end: whether the step in hand is the last of its epoch.
+        store: where checkpoints go; None when nothing saves.
+        saved_step: the step of the newest checkpoint of this run.
+        restored: whether the run continues from a checkpoint.
         status: "running", then "finished", "stopped", "interrupted", "terminated" or "failed".
     """
 
     __slots__ = (
-        "accumulate", "call", "callbacks", "control", "limits", "loggers", "metrics", "module", "optimizers", "plans",
-        "planned_steps", "precision", "progress", "run_dir", "seed", "stage", "started", "status", "stop_reason",
-        "store", "strategy", "train_data", "validation_data", "validation_pending", "values",
+        "accumulate", "at_epoch_end", "callbacks", "control", "data_state", "in_update", "limits", "loggers", "metrics", "module", "optimizers",
+        "planned_steps", "plans", "precision", "progress", "restored", "run_dir", "save_at_end", "save_on_exception",
+        "saved_step", "seed", "stage", "started", "status", "step_plans", "stop_reason", "store", "strategy",
+        "train_data", "validation", "validation_data", "validation_pending", "values", "weighs_batches",
     )  # fmt: skip
 
     def __init__(
@@ -183,15 +207,24 @@ class State:
         self.progress = Progress()
         self.control = Control()
         self.callbacks: Mapping[str, Callback] = {}
-        self.loggers: Mapping[str, Logger] = {}
+        self.loggers = Sinks({})
         self.precision: str = "fp32"
         self.accumulate: int = 1
         self.planned_steps: int | None = None
-        self.call: dict[str, Callable[..., Any]] = {}
-        self.train_data: Any = None
-        self.validation_data: list[Any] = []
+        self.step_plans: list[Plan] = []
+        self.weighs_batches = module.overrides("batch_weight")
+        self.at_epoch_end = False
+        self.train_data: Source | None = None
+        self.validation_data: list[Source] = []
+        self.validation: Validation = Validation()
         self.validation_pending = False
         self.store: Any = None
+        self.save_at_end = False
+        self.save_on_exception = False
+        self.saved_step = -1
+        self.restored = False
+        self.in_update = False
+        self.data_state: Callable[[], dict[str, Any]] | None = None
         self.values: dict[str, tuple[float, int]] = {}
         self.status = "running"
         self.stop_reason: str | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -68,3 +69,54 @@ class Logger:
 
     def close(self, status: str) -> None:
         """Finish: ``status`` is finished, stopped, interrupted, terminated or failed."""
+
+
+class Sinks:
+    """Fan out to all loggers of the main process; on other ranks there are none, and nothing happens."""
+
+    def __init__(self, loggers: Mapping[str, Logger]) -> None:
+        self.loggers = dict(loggers)
+        for name, logger in self.loggers.items():
+            logger.name = logger.name or name
+
+    def open(self, run: Run) -> None:
+        """Open every logger."""
+        self._each(lambda logger: logger.open(run))
+
+    def log_metrics(self, record: Record) -> None:
+        """Hand a record to every logger."""
+        self._each(lambda logger: logger.log_metrics(record))
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        """Hand text to every logger."""
+        self._each(lambda logger: logger.log_text(name, text, step))
+
+    def log_image(self, name: str, image: Tensor, step: int) -> None:
+        """Copy an image to the host once and hand it to every logger."""
+        if self.loggers:
+            host = image.detach().float().cpu()
+            self._each(lambda logger: logger.log_image(name, host, step))
+
+    def log_hparams(self, hparams: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Hand the hyper-parameters and final metrics to every logger."""
+        self._each(lambda logger: logger.log_hparams(hparams, metrics))
+
+    def flush(self) -> None:
+        """Flush every logger."""
+        self._each(lambda logger: logger.flush())
+
+    def close(self, status: str) -> None:
+        """Close every logger."""
+        self._each(lambda logger: logger.close(status))
+
+    def _each(self, call: Callable[[Logger], None]) -> None:
+        for name, logger in list(self.loggers.items()):
+            try:
+                call(logger)
+            except Exception as error:
+                if logger.on_error == "raise":
+                    raise
+                del self.loggers[name]
+                warnings.warn(
+                    f"logger {name!r} failed and is off from here on: {type(error).__name__}: {error}", stacklevel=2
+                )

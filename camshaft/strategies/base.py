@@ -15,6 +15,7 @@ from camshaft.callback import inside_main_only
 from camshaft.errors import LossError, StrategyError
 from camshaft.module import bind_step
 from camshaft.scaler import LossScaler
+from camshaft.strategies.optimizers import load_state, plain_state, tensor_state
 
 if TYPE_CHECKING:
     from camshaft.module import Module
@@ -227,6 +228,39 @@ class Strategy:
         """Fill this rank's part of ``tensor`` from entry ``key`` of a checkpoint's reader."""
         del name
         tensor.copy_(reader.tensor(key))
+
+    def named_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the canonical name and the tensor, as this strategy holds it, of all parameters and kept buffers.
+
+        Tied parameters come once. Buffers that are not persistent are left out.
+        """
+        if self.module is None:
+            return
+        yield from self.module.named_parameters()
+        kept = self.module.state_dict(keep_vars=True).keys()
+        yield from ((name, buffer) for name, buffer in self.module.named_buffers() if name in kept)
+
+    def optimizer_tensors(self) -> Iterator[tuple[int, str, str, Tensor]]:
+        """Yield (optimizer index, parameter name, state key, tensor) of every state tensor that has a dim."""
+        names = self.parameter_names()
+        for index, optimizer in enumerate(self.optimizers):
+            for name, key, tensor in tensor_state(optimizer, names):
+                yield index, name, key, tensor
+
+    def optimizer_data(self) -> list[dict[str, Any]]:
+        """Return, for each optimizer, its groups and scalar state as JSON; the same on every rank."""
+        names = self.parameter_names()
+        return [plain_state(optimizer, names) for optimizer in self.optimizers]
+
+    def load_optimizers(self, data: Sequence[Mapping[str, Any]], reader: Any) -> None:
+        """Put back what ``optimizer_data`` and ``optimizer_tensors`` gave, from a checkpoint of any strategy."""
+        names = self.parameter_names()
+        for index, (optimizer, saved) in enumerate(zip(self.optimizers, data, strict=True)):
+            load_state(self, optimizer, index, names, saved, reader)
+
+    def parameter_names(self) -> dict[int, str]:
+        """Map the ``id`` of every parameter, as the optimizers hold it, to its canonical name."""
+        return {} if self.module is None else {id(p): name for name, p in self.module.named_parameters()}
 
     @contextlib.contextmanager
     def swapped(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:

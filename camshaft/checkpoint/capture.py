@@ -1,0 +1,220 @@
+"""Turn the state of a run into a checkpoint at a step boundary, and a checkpoint back into the state."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from camshaft.checkpoint.entries import Entries
+from camshaft.checkpoint.reader import Reader
+from camshaft.errors import CamshaftError, CheckpointError
+from camshaft.state import Checkpoint, Progress
+
+if TYPE_CHECKING:
+    from camshaft.hooks import Hooks
+    from camshaft.state import State
+
+
+def save(state: State, hooks: Hooks, tag: str, *, exact: bool = True) -> Path | None:
+    """Write everything that decides the future of the run. Every rank calls this, between two steps.
+
+    Returns where it lies once it is durable, or None when it is being written in the background.
+    """
+    if state.store is None:
+        return None
+    record = collect(state, tag, exact=exact)
+    hooks.on_checkpoint(state, record)
+    entries = Entries(record.tensors, record.data, record.rank_data, record.rank_tensors)
+    meta = {
+        "tag": tag, "exact": exact, "epoch": state.progress.epoch,
+        "metrics": {name: {"value": value, "step": step} for name, (value, step) in record.metrics.items()},
+    }  # fmt: skip
+    path = Path(str(state.store.save(entries, step=record.step, tag=tag, meta=meta)))
+    state.saved_step = record.step
+    hooks.on_checkpoint_saved(state, path)
+    return path
+
+
+def save_after(state: State, hooks: Hooks, error: BaseException) -> None:
+    """Save what is safe to save after an exception, on a run of one process; never hide the exception."""
+    if not state.save_on_exception or state.strategy.world_size > 1 or state.in_update:
+        return
+    if state.saved_step == state.progress.step or state.progress.step == 0:
+        return
+    try:
+        save(state, hooks, "exception", exact=False)
+    except Exception as second:  # noqa: BLE001 - the first exception is what the user must see
+        warnings.warn(f"nothing could be saved after {type(error).__name__}: {second}", stacklevel=2)
+
+
+def collect(state: State, tag: str, *, exact: bool = True) -> Checkpoint:
+    """Gather the entries of this rank; callbacks add theirs in ``on_checkpoint``."""
+    strategy, step = state.strategy, state.progress.step
+    record = Checkpoint(step, tag, exact=exact)
+    record.metrics = {name: pair for name, pair in state.values.items() if pair[1] == step}
+    for name, tensor in strategy.named_state():
+        _add(record, f"model/{name}", strategy.shard(name, tensor))
+    for index, name, key, tensor in strategy.optimizer_tensors():
+        _add(record, f"optimizer/{index}/{name}/{key}", strategy.shard(name, tensor))
+    record.data = {
+        "progress": dataclasses.asdict(state.progress),
+        "optimizers": strategy.optimizer_data(),
+        "schedulers": [_scheduler_state(plan.scheduler) for plan in state.plans],
+        "callbacks": {name: callback.state_dict() for name, callback in state.callbacks.items()},
+        "scaler": strategy.scaler.state_dict() if strategy.scaler is not None else None,
+        "values": {name: list(pair) for name, pair in state.values.items()},
+        "validation_pending": state.validation_pending,
+        "precision": state.precision,
+        "hparams": dict(state.module.hparams),
+        "data": state.data_state() if state.data_state is not None else {},
+        "metrics": state.metrics.state_dict(),
+        "module": type(state.module).__qualname__,
+    }
+    record.rank_data["streams"] = capture_streams()
+    record.rank_tensors.update(stream_tensors())
+    return record
+
+
+def restore(state: State, hooks: Hooks, reader: Reader) -> None:
+    """Put a checkpoint of any strategy and world size into a prepared state. Every rank calls this."""
+    strategy = state.strategy
+    load_weights(state, reader)
+    data: dict[str, Any] = {name: reader.data(name) for name in reader.data_names()}
+    strategy.load_optimizers(data["optimizers"], reader)
+    _restore_schedulers(state, data["schedulers"])
+    state.progress = Progress(**data["progress"])
+    state.values = {name: (pair[0], pair[1]) for name, pair in data["values"].items()}
+    state.validation_pending = bool(data["validation_pending"])
+    state.metrics.load_state_dict(data["metrics"])
+    strategy.micro_step(sync=True, precision=data["precision"])
+    if data["scaler"] is not None and strategy.scaler is not None:
+        strategy.scaler.load_state_dict(data["scaler"])
+    for name, callback in state.callbacks.items():
+        if name in data["callbacks"]:
+            callback.load_state_dict(data["callbacks"][name])
+    state.restored = True
+    state.saved_step = state.progress.step
+    record = Checkpoint(state.progress.step, "restored", data=data, reader=reader)
+    hooks.on_restore(state, record)
+    restore_streams(state, reader)
+
+
+def load_weights(state: State, reader: Reader) -> None:
+    """Fill the module's parameters and buffers from a checkpoint of any strategy.
+
+    Raises:
+        CheckpointError: the module has other weights than the checkpoint; all differences are named.
+    """
+    strategy = state.strategy
+    own = dict(strategy.named_state())
+    saved = {name.removeprefix("model/") for name in reader.names("model")}
+    differing = sorted(set(own) ^ saved)
+    if differing:
+        missing = [name for name in differing if name in own]
+        raise CheckpointError(
+            f"the module and the checkpoint have different weights: {', '.join(differing[:8])}"
+            f"{' and more' if len(differing) > 8 else ''}.",
+            why=f"{len(missing)} of them are only in the module, {len(differing) - len(missing)} only in the checkpoint.",
+            fix="Build the module as it was saved.",
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            key = f"model/{name}"
+            shape = tuple(reader.spec(key).shape)
+            if tuple(tensor.shape) != shape:
+                raise CheckpointError(
+                    f"{name} has shape {tuple(tensor.shape)} in the module and {shape} in the checkpoint.",
+                    fix="Build the module as it was saved.",
+                )
+            strategy.load(name, tensor, reader, key)
+    strategy.parameters_changed()
+
+
+def capture_streams() -> dict[str, Any]:
+    """Return the state of python's and numpy's global streams as JSON."""
+    version, internal, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - the stream user code draws from
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": [str(kind), [int(k) for k in keys], int(position), int(has_gauss), float(cached)],
+    }
+
+
+def stream_tensors() -> dict[str, Tensor]:
+    """Return the state of torch's global streams, of the CPU and of this rank's device, as byte tensors."""
+    tensors = {"torch_cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        tensors["torch_cuda"] = torch.cuda.get_rng_state()
+    if torch.backends.mps.is_available():
+        tensors["torch_mps"] = torch.mps.get_rng_state()
+    return tensors
+
+
+def restore_streams(state: State, reader: Reader) -> None:
+    """Give every random stream of this rank back as it was.
+
+    A rank that the saved run did not have starts streams of its own, from (seed, rank, step).
+
+    Raises:
+        CheckpointError: a stream that exists here was not saved.
+    """
+    from camshaft.loader import seed_streams
+    from camshaft.sampler import derive_seed
+
+    rank = state.strategy.rank
+    saved: Any = reader.rank_data("streams", rank)
+    if saved is None:
+        seed_streams(derive_seed(state.seed, "resumed", rank, state.progress.step))
+        return
+    version, internal, gauss = saved["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = saved["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    tensors = reader.rank_tensors(rank)
+    for name in stream_tensors():
+        if name not in tensors:
+            raise CheckpointError(
+                f"the checkpoint has no random stream {name!r} of rank {rank}.",
+                why="Dropout and sampling would differ from the uninterrupted run.",
+                fix="Resume on the kind of device that saved it, or pass resume.exact=false to accept that.",
+            )
+    torch.set_rng_state(tensors["torch_cpu"])
+    if "torch_cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["torch_cuda"])
+    if "torch_mps" in tensors and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(tensors["torch_mps"])
+
+
+def _add(record: Checkpoint, name: str, entry: Any) -> None:
+    if entry is not None:
+        record.tensors[name] = entry
+
+
+def _scheduler_state(scheduler: Any) -> dict[str, Any]:
+    """Return a scheduler's plain state; what is no plain data is rebuilt by the recipe, not saved."""
+    return {key: value for key, value in scheduler.state_dict().items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _restore_schedulers(state: State, saved: list[dict[str, Any]]) -> None:
+    if len(saved) != len(state.plans):
+        raise CamshaftError(
+            f"the checkpoint has {len(saved)} learning-rate schedulers and this run {len(state.plans)}.",
+            fix="Give the same schedulers, or start from the weights alone.",
+        )
+    for plan, values in zip(state.plans, saved, strict=True):
+        plan.scheduler.load_state_dict(plan.scheduler.state_dict() | values)

@@ -1,0 +1,207 @@
+"""Run the loop: epochs, windows, boundaries, evaluation. Callbacks ask, the loop acts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from camshaft.agreement import SAVE, STOP, VALIDATE, asked, exchange
+from camshaft.checkpoint.capture import save, save_after
+from camshaft.data import Window, windows
+from camshaft.errors import DataError
+from camshaft.evaluation import evaluate, isolated_streams
+from camshaft.loader import limit_rounds
+from camshaft.loggers.base import Record
+from camshaft.metrics import missing_metric
+from camshaft.step import train_step
+
+if TYPE_CHECKING:
+    from camshaft.hooks import Hooks
+    from camshaft.state import State
+
+Step: TypeAlias = Callable[["State", Window, "Hooks"], bool]
+
+
+def fit(state: State, hooks: Hooks, *, step: Step = train_step) -> None:
+    """Train until a limit is reached or a request stops the run. Every rank calls this.
+
+    ``state`` is prepared and, where the run is resumed, restored. ``step`` makes one update.
+    """
+    with session(state, hooks):
+        if not state.restored:
+            _check_validation(state)
+            if state.validation.at_start:
+                validate(state, hooks)
+        if state.validation_pending:
+            validate(state, hooks)
+        while not _is_done(state):
+            train_epoch(state, hooks, step)
+        state.status = "finished" if state.status == "running" else state.status
+
+
+@contextmanager
+def session(state: State, hooks: Hooks) -> Iterator[None]:
+    """Fire ``on_fit_start`` before, ``on_fit_end`` after whatever happens, and ``on_exception`` when it fails."""
+    try:
+        hooks.on_fit_start(state)
+        yield
+    except BaseException as error:
+        state.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        hooks.on_exception(state, error)
+        save_after(state, hooks, error)
+        raise
+    finally:
+        hooks.on_fit_end(state)
+
+
+def train_epoch(state: State, hooks: Hooks, step: Step = train_step) -> None:
+    """Train the rest of the running epoch, from the data position on."""
+    progress, source = state.progress, state.train_data
+    assert source is not None
+    if progress.epoch_batches == 0:
+        hooks.on_epoch_start(state)
+    epoch = 0 if state.limits.overfit else progress.epoch
+    rounds = limit_rounds(source.rounds(), state.limits.train_batches, "train")
+    batches = source.iterate(epoch, progress.epoch_batches)
+    remaining = None if rounds is None else rounds - progress.epoch_batches
+    is_empty = True
+    for window in windows(batches, lambda: state.accumulate, first=progress.epoch_batches, remaining=remaining):
+        is_empty = False
+        state.at_epoch_end = window.is_last
+        took = step(state, window, hooks)
+        progress.epoch_samples += window.total
+        progress.epoch_batches += len(window.batches)
+        if boundary(state, hooks, took=took):
+            return
+    if is_empty:
+        raise DataError(
+            f"the training loader gave nothing in epoch {progress.epoch}.",
+            why="An epoch without a step never ends a run.",
+            fix="Check that the loader starts again each epoch, and its dataset's filter.",
+        )
+
+
+def boundary(state: State, hooks: Hooks, *, took: bool) -> bool:
+    """Act on what is due between two steps, in a fixed order; say whether the run ends here.
+
+    Agree, validate, close the epoch, log, save, stop. A checkpoint therefore holds the metrics of
+    its own weights. After a skipped step nothing is due but the epoch's end and what was asked for.
+    """
+    progress, control, schedule = state.progress, state.control, state.validation.schedule
+    epoch_end = state.at_epoch_end
+    _check_time(state)
+    acting = exchange(state, progress.step + progress.skipped_steps)
+    if acting & VALIDATE or (schedule is not None and (took or epoch_end) and schedule.due(progress, epoch_end=epoch_end)):
+        validate(state, hooks)
+    if epoch_end:
+        _end_epoch(state, hooks)
+    if (took and progress.step % state.limits.log_every == 0) or epoch_end or _is_done(state):
+        flush(state)
+    if epoch_end:
+        progress.epoch += 1
+        progress.epoch_samples = progress.epoch_batches = 0
+    # Closing the epoch may have asked for more.
+    acting |= asked(state, everywhere=state.strategy.world_size > 1)
+    done = _is_done(state) or bool(acting & STOP)
+    if acting & SAVE or (done and state.save_at_end and state.saved_step != progress.step):
+        tag = control.saving.reason if control.saving is not None else "end" if done else "requested"
+        control.saving = None
+        control.agreed &= ~SAVE
+        save(state, hooks, tag)
+    if acting & STOP and state.status == "running":
+        state.status = "stopped"
+        state.stop_reason = control.stopping.reason if control.stopping is not None else "another rank asked"
+    return done
+
+
+def validate(state: State, hooks: Hooks) -> dict[str, float] | None:
+    """Evaluate on the validation data inside a fit; None when a stop request cut it short."""
+    state.control.validating = None
+    state.control.agreed &= ~VALIDATE
+    state.validation_pending = True
+    metrics = evaluate(state, hooks, "validation_step", state.validation_data, limit=state.limits.validation_batches)
+    if metrics is None:
+        return None
+    state.validation_pending = False
+    emit(state, "validation", metrics)
+    for plan in state.plans:
+        if plan.monitor is None:
+            continue
+        if plan.monitor in metrics:
+            plan.scheduler.step(metrics[plan.monitor])
+        elif plan.strict and plan.monitor not in state.values:
+            raise missing_metric(plan.monitor, state.values, "a learning-rate scheduler")
+    return metrics
+
+
+def emit(state: State, kind: Literal["step", "epoch", "validation", "test"], values: dict[str, float]) -> None:
+    """Make a record of reduced values: callbacks read it from ``state.values``, loggers get it on the main process."""
+    if not values:
+        return
+    progress = state.progress
+    for name, value in values.items():
+        state.values[name] = (value, progress.step)
+    if state.strategy.is_main:
+        seconds = time.monotonic() - state.started
+        state.loggers.log_metrics(
+            Record(kind, progress.step, progress.epoch, progress.samples, progress.tokens, seconds, values)
+        )
+
+
+def flush(state: State) -> None:
+    """Reduce and emit what training steps logged since the last flush. Every rank calls this."""
+    emit(state, "step", state.metrics.step.flush(state.strategy.gather_objects))
+
+
+def _end_epoch(state: State, hooks: Hooks) -> None:
+    values = state.metrics.epoch.flush(state.strategy.gather_objects)
+    emit(state, "epoch", values)
+    for plan in state.plans:
+        if plan.is_plateau and plan.monitor in values:
+            plan.scheduler.step(values[plan.monitor])
+    hooks.on_epoch_end(state)
+    for plan in state.plans:
+        if not plan.is_plateau and plan.interval == "epoch":
+            plan.advance(state.progress.epoch + 1)
+
+
+def _is_done(state: State) -> bool:
+    limits, progress = state.limits, state.progress
+    if limits.max_steps is not None and progress.step >= limits.max_steps:
+        return True
+    finished = progress.epoch + (1 if state.at_epoch_end and progress.epoch_batches else 0)
+    if limits.max_epochs is not None and finished >= limits.max_epochs:
+        return True
+    return state.status != "running"
+
+
+def _check_time(state: State) -> None:
+    limit = state.limits.max_secs
+    if limit is not None and time.monotonic() - state.started > limit:
+        state.control.stop(f"max_time of {limit:g} s is over")
+
+
+def _check_validation(state: State) -> None:
+    """Run a few validation batches before training, so that a mistake there shows now; results are dropped."""
+    if state.limits.sanity_batches and state.validation_data and state.validation.schedule is not None:
+        with isolated_streams():
+            evaluate(state, None, "validation_step", state.validation_data, limit=state.limits.sanity_batches)
+
+
+def run_evaluation(
+    state: State, hooks: Hooks, stage: Literal["validate", "test", "predict"], sources: Sequence[Any]
+) -> dict[str, float] | None:
+    """Evaluate once, outside a fit: ``validate``, ``test`` or ``predict``. Every rank calls this."""
+    steps = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+    limits = state.limits
+    limit = {"validate": limits.validation_batches, "test": limits.test_batches, "predict": limits.predict_batches}
+    previous, state.stage = state.stage, stage
+    try:
+        metrics = evaluate(state, hooks, steps[stage], sources, limit=limit[stage])
+    finally:
+        state.stage = previous
+    if metrics:
+        emit(state, "test" if stage == "test" else "validation", metrics)
+    return metrics
