@@ -1,0 +1,101 @@
+"""Collect everything that is wrong with a recipe, and say it all in one error."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from camshaft.errors import RecipeError
+
+Path: TypeAlias = "tuple[str | int, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value was set: a file and line, or the command line, and the layer that it belongs to."""
+
+    file: str
+    line: int
+    layer: str
+
+    def __str__(self) -> str:
+        """Write the place as an error shows it."""
+        if not self.line:
+            return f"{self.layer}: {self.file}" if self.file else self.layer
+        place = f"{self.file}:{self.line}"
+        return place if self.layer == "recipe" else f"{place} ({self.layer})"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake: where, what, what would have happened, and how to put it right."""
+
+    origin: Origin
+    what: str
+    why: str = ""
+    fix: str = ""
+
+    def __str__(self) -> str:
+        """Write the mistake on two lines."""
+        rest = " ".join(part for part in (self.why, self.fix) if part)
+        head = f"{self.origin}: {self.what}"
+        return f"{head}\n  {rest}" if rest else head
+
+
+class Problems:
+    """A growing list of mistakes, each said once."""
+
+    def __init__(self) -> None:
+        self.items: list[Problem] = []
+
+    def add(self, origin: Origin, what: str, *, why: str = "", fix: str = "") -> None:
+        """Note a mistake."""
+        problem = Problem(origin, what, why, fix)
+        if problem not in self.items:
+            self.items.append(problem)
+
+    def raise_any(self, recipe: str) -> None:
+        """Raise one error that lists every mistake, in the order of files and lines.
+
+        Raises:
+            RecipeError: there is a mistake.
+        """
+        if not self.items:
+            return
+        items = sorted(
+            self.items, key=lambda problem: (problem.origin.line == 0, problem.origin.file, problem.origin.line)
+        )
+        if len(items) == 1:
+            raise RecipeError(str(items[0]))
+        body = "\n".join(str(problem) for problem in items)
+        raise RecipeError(f"{recipe} has {len(items)} mistakes.\n{body}")
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """Write a path as an override does."""
+    return ".".join(map(str, path))
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was most likely meant."""
+    lowered = {candidate.lower(): candidate for candidate in map(str, known)}
+    match = difflib.get_close_matches(str(name)[:100].lower(), lowered, n=1, cutoff=0.6)
+    return lowered[match[0]] if match else None
+
+
+def suggest(name: str, known: Sequence[str], *, noun: str) -> str:
+    """Return the sentence that names the nearest right name, or all there are."""
+    near = nearest(name, known)
+    if near is not None:
+        return f"Did you mean {near!r}?"
+    if not known:
+        return ""
+    return f"The {noun} are {', '.join(known)}."
+
+
+def show(value: object, limit: int = 60) -> str:
+    """Write a value as the message quotes it: short, on one line."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -1,0 +1,21 @@
+"""Write resolved recipes as YAML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+
+class _Dumper(yaml.SafeDumper):
+    """Indent lists below their key, and never write aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write every value out."""
+        del data
+        return True
+
+
+def to_yaml(data: Any) -> str:
+    """Write plain data so that reading it gives the same data."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
