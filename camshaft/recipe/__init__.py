@@ -1,6 +1,5 @@
 """Read, check and build recipes. Importing this does not import torch."""
 
-from camshaft.recipe.build import SchedulerPlan as SchedulerPlan
 from camshaft.recipe.build import build_callbacks as build_callbacks
 from camshaft.recipe.build import build_data as build_data
 from camshaft.recipe.build import build_loggers as build_loggers
@@ -19,7 +18,6 @@ __all__ = [
     "Launch",
     "Origin",
     "Recipe",
-    "SchedulerPlan",
     "Settings",
     "Validate",
     "build_callbacks",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from camshaft.errors import CamshaftError, RecipeError
 from camshaft.recipe.interpolate import reveal
@@ -23,22 +22,8 @@ if TYPE_CHECKING:
     from camshaft.data import DataModule
     from camshaft.loggers.base import Logger
     from camshaft.module import Module
+    from camshaft.optim import Plan
     from camshaft.strategies.base import Strategy
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerPlan:
-    """Build a scheduler from an optimizer and the number of planned steps; and when it is to step."""
-
-    build: Callable[[Optimizer, int | None], Any]
-    interval: Literal["step", "epoch"] | None
-    frequency: int
-    monitor: str | None
-    name: str
-
-    def __call__(self, optimizer: Optimizer, planned_steps: int | None) -> Any:
-        """Build the scheduler."""
-        return self.build(optimizer, planned_steps)
 
 
 def build_module(recipe: Recipe) -> Module:
@@ -85,27 +70,42 @@ def build_optimizer(recipe: Recipe) -> Callable[[Iterable[Tensor]], Optimizer] |
     return build
 
 
-def build_scheduler(recipe: Recipe) -> SchedulerPlan | None:
-    """Return what builds the scheduler; None when the recipe has none.
+def build_scheduler(recipe: Recipe) -> Callable[[Optimizer, int | None], Plan] | None:
+    """Return what builds the scheduler from the optimizer and the planned steps; None when the recipe has none.
 
-    The built-in short names step per optimizer step and know the planned steps, except those of
-    torch that count epochs.
+    camshaft's own schedulers step per optimizer step. Others step per epoch unless ``interval`` says so, or
+    their ``total_steps``, which they are given when they take it, are the planned steps.
     """
     entry = recipe.config.get("scheduler")
     if entry is None:
         return None
     slot = SLOTS["scheduler"]
     own = {key: value for key, value in entry.items() if key not in slot.extra}
-    interval = entry.get("interval")
-    name = str(entry.get("name") or entry["_target_"].rpartition(".")[2])
-    if interval is None and _target(slot, entry, ("scheduler",)).startswith("camshaft."):
-        interval = "step"
+    path: Path = ("scheduler",)
+    target = _target(slot, entry, path)
+    is_own = target.startswith("camshaft.")
 
-    def build(optimizer: Optimizer, planned_steps: int | None) -> Any:
-        given = {"total_steps": planned_steps} if planned_steps is not None else {}
-        return _build(recipe, slot, own, ("scheduler",), supplied={"optimizer": optimizer}, optional=given)
+    def build(optimizer: Optimizer, planned_steps: int | None) -> Plan:
+        from camshaft.optim import Plan
 
-    return SchedulerPlan(build, interval, entry.get("frequency", 1), entry.get("monitor"), name)
+        if is_own and planned_steps is None and "total_steps" not in own:
+            with _located(recipe, path):
+                raise RecipeError(
+                    f"{target.rpartition('.')[2]} follows the length of the run, which is not known.",
+                    why="The data has no length, and no max_steps is given.",
+                    fix="Give max_steps, or scheduler.total_steps.",
+                )
+        given = {"total_steps": planned_steps} if planned_steps is not None and "epochs" not in own else {}
+        scheduler = _build(recipe, slot, own, path, supplied={"optimizer": optimizer}, optional=given)
+        return Plan(
+            scheduler,
+            interval=entry.get("interval") or ("step" if is_own else None),
+            frequency=entry.get("frequency", 1),
+            monitor=entry.get("monitor"),
+            name=str(entry.get("name") or target.rpartition(".")[2]),
+        )
+
+    return build
 
 
 def _on(recipe: Recipe, slot: str) -> list[tuple[str, dict[str, Any]]]:

@@ -9,8 +9,8 @@ from typing import Any
 from camshaft.recipe.annotations import Kind, explain
 from camshaft.recipe.compose import Composed
 from camshaft.recipe.modules import Definition, Source, exported, find, read_module
-from camshaft.recipe.problems import Path, Problems, dotted, show, suggest
-from camshaft.recipe.registry import SLOTS, Slot
+from camshaft.recipe.problems import Path, Problems, dotted, nearest, show, suggest
+from camshaft.recipe.registry import CALLBACKS, SHORTHANDS, SLOTS, Slot
 from camshaft.recipe.settings import RECORDS, Settings, fields
 from camshaft.recipe.signatures import Parameter, Signature, signature
 from camshaft.recipe.trust import Allowed, refusal
@@ -38,6 +38,9 @@ class Checker:
                 self.short(SLOTS[name], value, (name,), {})
             elif isinstance(value, dict) and (value or name != "module"):
                 self.slot(SLOTS[name], value, (name,), None)
+        for name in SHORTHANDS:
+            if name in data and data[name] is not None and data[name] is not False:
+                self.shorthand(name, data[name])
         for name in ("callbacks", "loggers"):
             entries = data.get(name)
             for key, value in entries.items() if isinstance(entries, dict) else ():
@@ -50,6 +53,18 @@ class Checker:
                 why="There is nothing to train.",
                 fix="Add 'module: {_target_: my_file.MyModule}'.",
             )
+
+    def shorthand(self, name: str, value: Any) -> None:
+        """Check a top-level key against the callback that it stands for."""
+        target = CALLBACKS[name]
+        arguments = expand(name, value)
+        if isinstance(value, dict) and arguments is value:
+            self.target(SLOTS["callbacks"], target, value, (name,))
+            return
+        found = find(target, None)
+        if isinstance(found, Definition):
+            parameter = next(iter(signature(found, None).parameters.values()))
+            self.value(Kind(parameter.annotation, parameter.source), value, (name,))
 
     def record(self, record: type[Any], data: dict[Any, Any], path: Path) -> None:
         """Check a mapping against the fields of a dataclass."""
@@ -209,9 +224,9 @@ class Checker:
             if key in taken:
                 value[key] = self.argument(taken[key], item, here)
             elif key in extra:
-                self.extra(str(key), item, here)
+                self.beside(str(key), item, here)
             elif not sign.is_open or key in supplied:
-                self.unknown_argument(str(key), sign, taken, supplied, here, target)
+                self.unknown_argument(here, sign, taken, target, is_supplied=key in supplied)
         for name, parameter in taken.items():
             if parameter.is_required and name not in value:
                 self.note(
@@ -248,7 +263,7 @@ class Checker:
             for index, item in enumerate(value):
                 self.nested(item, (*path, index))
 
-    def extra(self, key: str, value: Any, path: Path) -> None:
+    def beside(self, key: str, value: Any, path: Path) -> None:
         """Check what every callback, logger or scheduler may carry beside its arguments."""
         annotation = {
             "every": "ScheduleLike",
@@ -262,14 +277,13 @@ class Checker:
         self.value(Kind(ast.parse(annotation, mode="eval").body), value, path)
 
     def unknown_argument(
-        self, key: str, sign: Signature, taken: dict[str, Parameter], supplied: frozenset[str], path: Path, target: str
+        self, path: Path, sign: Signature, taken: dict[str, Parameter], target: str, *, is_supplied: bool
     ) -> None:
         """Note an argument that the class does not take."""
-        if key in supplied:
+        key = str(path[-1])
+        if is_supplied:
             self.note(path, f"{dotted(path)} is given by camshaft itself.", fix="Remove it.")
             return
-        from camshaft.recipe.problems import nearest
-
         near = nearest(key, taken)
         why = "It would be ignored."
         if near is not None and taken[near].default is not None:
@@ -277,6 +291,18 @@ class Checker:
         names = list(taken)
         fix = suggest(key, names, noun="arguments") if names else f"{sign.path.rpartition('.')[2]} takes no arguments."
         self.note(path, f"{dotted(path)} is not an argument of {target}.", why=why, fix=fix)
+
+
+def expand(name: str, value: Any) -> dict[str, Any]:
+    """Return the arguments of the callback that a top-level key stands for.
+
+    A mapping gives its arguments; anything else, such as a schedule by step, is its first one.
+    """
+    found = find(CALLBACKS[name], None)
+    names = list(signature(found, None).parameters) if isinstance(found, Definition) else [name]
+    if isinstance(value, dict) and (not value or not names or any(key in names for key in value)):
+        return value
+    return {names[0]: value}
 
 
 def _hint(parameter: Parameter) -> str:

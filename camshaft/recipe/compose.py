@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
@@ -81,7 +82,7 @@ def _extends(document: Document, shown: str, layer: str, problems: Problems) -> 
         path: Path = ("extends", index) if isinstance(value, list) else ("extends",)
         origin = Origin(shown, document.lines.get(path, 1), layer)
         is_path = isinstance(entry, str) and entry.endswith((".yaml", ".yml")) and "\0" not in entry
-        if not is_path or os.path.isabs(entry) or entry.startswith("~"):
+        if not is_path or FilePath(entry).is_absolute() or entry.startswith("~"):
             problems.add(
                 origin,
                 f"extends names {str(entry)[:60]!r}.",
@@ -89,8 +90,8 @@ def _extends(document: Document, shown: str, layer: str, problems: Problems) -> 
                 fix="Write for example 'extends: [base/gpt.yaml]'.",
             )
             continue
-        target = os.path.normpath(os.path.join(os.path.dirname(shown), entry))
-        if not os.path.isfile(target):
+        target = os.path.normpath(FilePath(shown).parent / entry)
+        if not FilePath(target).is_file():
             problems.add(origin, f"extends names {entry}, and there is no {target}.", fix=_which(target))
             continue
         found.append(target)
@@ -179,7 +180,7 @@ def read_path(text: str) -> Path:
     parts = text.strip().split(".")
     if not all(parts) or len(parts) > 32:  # noqa: PLR2004 - deeper than a file may nest
         return ()
-    return tuple(int(part) if part.isdecimal() and len(part) < 10 else part for part in parts)  # noqa: PLR2004 - an index
+    return tuple(int(part) if re.fullmatch(r"[0-9]{1,9}", part) else part for part in parts)
 
 
 _ABSENT = object()
@@ -187,12 +188,10 @@ _ABSENT = object()
 
 def _find(data: Any, path: Path) -> Any:
     for key in path:
-        if isinstance(data, dict) and key in data:
-            data = data[key]
-        elif isinstance(data, list) and isinstance(key, int) and key < len(data):
-            data = data[key]
-        else:
+        is_item = isinstance(data, list) and isinstance(key, int) and key < len(data)
+        if not is_item and not (isinstance(data, dict) and key in data):
             return _ABSENT
+        data = data[key]
     return data
 
 
@@ -200,7 +199,7 @@ def _set(result: Composed, path: Path, document: Document, origin: Origin, probl
     target: Any = result.data
     for depth, key in enumerate(path[:-1], 1):
         if isinstance(target, list) and isinstance(key, int) and key < len(target):
-            target = target[key]
+            target = target[key]  # an item of a list
             continue
         if not isinstance(target, dict):
             problems.add(origin, f"{dotted(path[: depth - 1])} is {target!r:.60} and has no {key!r}.")

@@ -22,7 +22,9 @@ _ENVIRONMENT = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)(?:,([^${}'\"\\]
 _SECRET = re.compile(
     r"(^|_)(TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|KEY|KEYS|CREDENTIAL|CREDENTIALS|AUTH|DSN)(_|$)", re.IGNORECASE
 )
-HARMLESS = frozenset({"HOME", "USER", "HOSTNAME", "TMPDIR", "SCRATCH", "WORK", "DATA", "DATA_DIR", "SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID"})  # fmt: skip
+HARMLESS = frozenset({
+    "HOME", "USER", "HOSTNAME", "TMPDIR", "SCRATCH", "WORK", "DATA", "DATA_DIR", "SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID",
+})  # fmt: skip
 
 
 def is_secret(name: str) -> bool:
@@ -43,7 +45,7 @@ def interpolate(
         return data
     before = len(problems.items)
     for path, text in found.items():
-        _check_text(data, path, text, origin(path), allowed, problems)
+        _check_text(path, text, origin(path), data=data, allowed=allowed, problems=problems)
     if len(problems.items) > before:
         return data
     budget = _Budget(data)
@@ -66,7 +68,9 @@ def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
             yield from _texts(item, (*path, index))
 
 
-def _check_text(data: Any, path: Path, text: str, origin: Origin, allowed: frozenset[str], problems: Problems) -> None:
+def _check_text(
+    path: Path, text: str, origin: Origin, *, data: Any, allowed: frozenset[str], problems: Problems
+) -> None:
     rest = _ENVIRONMENT.sub("", _REFERENCE.sub("", text))
     if "${" in rest or "\\$" in text:
         problems.add(
@@ -89,11 +93,11 @@ def _check_text(data: Any, path: Path, text: str, origin: Origin, allowed: froze
                 else "Give the path from the top of the recipe, such as ${optimizer.lr}.",
             )
     for match in _ENVIRONMENT.finditer(text):
-        _check_variable(path, text, match, origin, allowed, problems)
+        _check_variable(path, match, origin, allowed=allowed, problems=problems)
 
 
 def _check_variable(
-    path: Path, text: str, match: re.Match[str], origin: Origin, allowed: frozenset[str], problems: Problems
+    path: Path, match: re.Match[str], origin: Origin, *, allowed: frozenset[str], problems: Problems
 ) -> None:
     name, default = match.groups()
     if name not in allowed | HARMLESS:
@@ -103,7 +107,7 @@ def _check_variable(
             why="A recipe from someone else could carry a secret of yours away.",
             fix=f"If you mean it, pass --allow env:{name}, or add env:{name} to your allow file.",
         )
-    elif is_secret(name) and (text != match.group(0) or path[0] not in ("callbacks", "loggers")):
+    elif is_secret(name) and (match.string != match.group(0) or path[0] not in ("callbacks", "loggers")):
         problems.add(
             origin,
             f"{dotted(path)} puts the secret {name} where it would be saved.",
@@ -201,7 +205,8 @@ def _resolve(data: dict[str, Any], found: dict[Path, str]) -> dict[str, Any]:
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     for path, text in secrets.items():
         _get(resolved, path[:-1])[path[-1]] = text
-    return _numbers(data, resolved)
+    result: dict[str, Any] = _numbers(data, resolved)
+    return result
 
 
 def _without(value: Any, path: Path, secrets: dict[Path, str]) -> Any:

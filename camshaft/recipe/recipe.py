@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
-from camshaft.recipe.check import Checker
+from camshaft.recipe.check import Checker, expand
 from camshaft.recipe.compose import Composed, compose
 from camshaft.recipe.interpolate import interpolate
 from camshaft.recipe.problems import Origin, Problems, dotted
-from camshaft.recipe.registry import DEFAULT_LOGGERS, FIRST_CALLBACKS, LAST_CALLBACKS, CALLBACKS
+from camshaft.recipe.registry import DEFAULT_LOGGERS, FIRST_CALLBACKS, LAST_CALLBACKS, SHORTHANDS
 from camshaft.recipe.rules import check_rules
 from camshaft.recipe.settings import Launch, Settings, Validate
-from camshaft.recipe.trust import Allowed, allowed, require_trust, trust as remember
+from camshaft.recipe.trust import Allowed, allowed, require_trust
+from camshaft.recipe.trust import trust as remember
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ def load(
     """
     files = [str(paths)] if isinstance(paths, str | FilePath) else [str(path) for path in paths]
     problems = Problems()
-    folder = os.path.realpath(os.path.dirname(files[-1]) or ".") if files else None
-    granted = allowed(allow, folder)
     composed = compose(files, overrides, problems)
+    folder = _code(composed, files)
+    granted = allowed(allow, folder)
     data = interpolate(composed.data, composed.origin, granted.variables, problems)
     checker = Checker(composed, granted, problems)
     checker.run(data)
@@ -71,23 +71,40 @@ def load(
         if trust:
             remember(folder)
         require_trust(folder, checker.local_targets)
-    return _finish(data, composed, files, overrides, granted)
+    return _finish(data, composed, files, overrides, checker)
+
+
+def _code(composed: Composed, files: list[str]) -> str | None:
+    """Return the folder whose Python the recipe may name, once it is trusted."""
+    wanted = composed.data.get("code")
+    if isinstance(wanted, str) and wanted and "\0" not in wanted and "$" not in wanted:
+        origin = composed.origins.get(("code",))
+        base = FilePath(origin.file).parent if origin is not None and origin.line else FilePath()
+        return str((base / wanted).resolve())
+    return str(FilePath(files[-1]).parent.resolve()) if files else None
 
 
 def _finish(
-    data: dict[str, Any], composed: Composed, files: list[str], overrides: Sequence[str], granted: Allowed
+    data: dict[str, Any], composed: Composed, files: list[str], overrides: Sequence[str], checker: Checker
 ) -> Recipe:
+    granted = checker.allow
+    values = dict(data)
     _expand(data, composed)
+    seed = (data["callbacks"].get("seed") or {}).get("seed", 0)
+    values |= {"callbacks": data["callbacks"], "loggers": data["loggers"], "seed": seed}
     name = data.get("name") or (FilePath(files[-1]).stem if files else "run")
-    data["name"] = name
+    data["name"] = values["name"] = name
+    if granted.local is not None and checker.local_targets:
+        # The resolved recipe lies in the run's directory: it says where its Python is.
+        data["code"] = values["code"] = granted.local
     origins = {dotted(path): origin for path, origin in composed.origins.items() if path}
     return Recipe(
-        settings=_settings(data),
+        settings=_settings(values),
         config=data,
         origins=origins,
         paths=tuple(files),
         text=composed.texts.get(files[-1], "") if files else "",
-        directory=FilePath(os.path.dirname(files[-1]) or ".") if files else FilePath(),
+        directory=FilePath(files[-1]).parent if files else FilePath(),
         name=name,
         allow=granted,
         overrides=tuple(overrides),
@@ -95,8 +112,7 @@ def _finish(
     )
 
 
-def _settings(data: dict[str, Any]) -> Settings:
-    values = dict(data)
+def _settings(values: dict[str, Any]) -> Settings:
     values["runs_dir"] = FilePath(values.get("runs_dir", "runs"))
     if isinstance(values.get("validate"), dict):
         values["validate"] = Validate(**values["validate"])
@@ -110,15 +126,14 @@ def _settings(data: dict[str, Any]) -> Settings:
 def _expand(data: dict[str, Any], composed: Composed) -> None:
     """Put shorthands and defaults into ``callbacks`` and ``loggers``, in the order in which they run."""
     given: dict[str, Any] = data.get("callbacks") or {}
-    short: dict[str, Any] = {"seed": {"seed": data.get("seed", 0)}}
-    precision = data.get("precision")
-    if precision is not None:
-        short["precision"] = precision if isinstance(precision, dict) else {"precision": precision}
-        composed.origins.setdefault(("callbacks", "precision"), composed.origin(("precision",)))
-    checkpoint = data.get("checkpoint")
-    if checkpoint is not None:
-        short["checkpoint"] = None if checkpoint is False else checkpoint
-        composed.origins.setdefault(("callbacks", "checkpoint"), composed.origin(("checkpoint",)))
+    short: dict[str, Any] = {"seed": expand("seed", data.get("seed", 0))}
+    for key in SHORTHANDS:
+        value = data.get(key)
+        if value is not None:
+            short[key] = None if value is False else expand(key, value)
+            for path, origin in list(composed.origins.items()):
+                if path[:1] == (key,):
+                    composed.origins.setdefault(("callbacks", *path), origin)
     result: dict[str, Any] = {}
     for key in FIRST_CALLBACKS:
         if key not in given and (key != "precision" or "precision" in short):
@@ -127,8 +142,8 @@ def _expand(data: dict[str, Any], composed: Composed) -> None:
     for key in LAST_CALLBACKS:
         if key not in given:
             result[key] = short.get(key, {})
-    data["callbacks"] = {key: value for key, value in result.items() if key in CALLBACKS or value is not None}
+    data["callbacks"] = result
     loggers: dict[str, Any] = data.get("loggers") or {}
     data["loggers"] = {key: {} for key in DEFAULT_LOGGERS if key not in loggers} | loggers
-    for key in ("seed", "precision", "checkpoint"):
+    for key in SHORTHANDS:
         data.pop(key, None)

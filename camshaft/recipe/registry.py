@@ -28,6 +28,9 @@ CALLBACKS = {
 FIRST_CALLBACKS = ("seed", "precision", "finite")
 LAST_CALLBACKS = ("summary", "checkpoint", "progress")
 
+# Top-level keys that stand for the callback of the same name.
+SHORTHANDS = ("seed", "precision", "checkpoint")
+
 LOGGERS = {
     "console": "camshaft.loggers.console.Console",
     "jsonl": "camshaft.loggers.jsonl.JSONL",

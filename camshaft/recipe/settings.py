@@ -3,6 +3,7 @@
 The checker, the JSON schema and the documentation are generated from ``Settings``.
 """
 
+# ruff: noqa: RUF009 - setting() returns a field, it is no default
 from __future__ import annotations
 
 import dataclasses
@@ -88,6 +89,7 @@ class Settings:
     launch: Launch = setting(Launch(), "Processes and machines.")
     name: str | None = setting(None, "Name of the run; null takes the recipe's file name.")
     runs_dir: Path = setting("runs", "Directory of all runs.")
+    code: str | None = setting(None, "Folder of the Python that the recipe names; null is the recipe's own.")
     plan: Literal["auto", "off"] = setting("auto", "Whether to estimate memory before training.")
     choices: dict[str, list[Any]] = setting({}, "Free choices: path of a value and the values worth trying.")
 

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from camshaft.errors import RecipeError
-from camshaft.recipe.problems import Path
+from camshaft.recipe.problems import Path, nearest
 
 MAX_BYTES = 1 << 20
 MAX_SCALAR = 1 << 16
@@ -73,8 +73,6 @@ def read_file(path: FilePath, shown: str) -> Document:
 
 
 def _missing(path: FilePath, shown: str) -> RecipeError:
-    from camshaft.recipe.problems import nearest
-
     try:
         names = sorted(entry.name for entry in path.parent.iterdir() if entry.suffix in (".yaml", ".yml"))
     except OSError:
@@ -95,7 +93,7 @@ def parse(text: str, shown: str) -> Document:
         return reader.document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
+        line = mark.line + 1 if isinstance(mark, yaml.Mark) else 1
         reason = error.problem or error.context or "it cannot be read"
         hint = "Indent with spaces, not tabs." if "\\t" in reason or "tab" in reason.lower() else ""
         raise RecipeError(f"{shown}:{line}: this is not YAML: {reason}.", fix=hint) from None
@@ -215,7 +213,7 @@ class _Reader:
                 if key not in result:
                     self.spend(event, 1)
                     result[key] = self.copy(item, (*path, "<<", key), (*path, key))
-                    self.result.lines.setdefault((*path, key), event.start_mark.line + 1)
+                    self.result.lines.setdefault((*path, key), self.result.lines[path])
         return result
 
     def key(self, event: Any) -> str | int:
