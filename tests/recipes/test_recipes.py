@@ -1,0 +1,88 @@
+"""Train every bundled recipe through its command, and reach what each promises."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+
+
+def command(entry: str, recipe: Path, *arguments: str, timeout: int = 120) -> str:
+    """Run ``python -m camshaft.<entry>`` on a recipe and return all it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"camshaft.{entry}", str(recipe), *arguments],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def values(events: Path, name: str) -> list[float]:
+    """Read a scalar from the TensorBoard files under a folder, in the order of its steps."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found: dict[int, float] = {}
+    for folder in sorted({file.parent for file in events.rglob("events.out.tfevents.*")}):
+        accumulator = EventAccumulator(str(folder))
+        accumulator.Reload()
+        if name in accumulator.Tags()["scalars"]:
+            found |= {event.step: event.value for event in accumulator.Scalars(name)}
+    return [found[step] for step in sorted(found)]
+
+
+def tested(recipe: Path, runs: Path, name: str, which: str = "best") -> float:
+    """Test a checkpoint of the only run under ``runs`` and return a metric as the command prints it."""
+    printed = command("test", recipe, "--checkpoint", which, f"runs_dir={runs}")
+    number = re.search(rf"{re.escape(name)}\W+([0-9.]+)", printed)
+    assert number is not None, printed
+    return float(number[1])
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+def test_a_recipe_is_short_and_opens_with_what_it_shows(recipe):
+    lines = recipe.read_text().splitlines()
+    assert len(lines) < 40
+    assert lines[0].startswith("# ")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+def test_a_recipe_trains_three_steps(recipe, tmp_path):
+    # A warm-up has to be shorter than the run.
+    short = ["scheduler.warmup_steps=1"] if "warmup_steps" in recipe.read_text() else []
+    command("fit", recipe, "max_steps=3", f"runs_dir={tmp_path}", *short)
+    assert list(tmp_path.rglob("events.out.tfevents.*"))
+
+
+def test_digits_are_recognised(tmp_path):
+    recipe = ROOT / "recipes" / "digits.yaml"
+    command("fit", recipe, f"runs_dir={tmp_path}")
+    assert tested(recipe, tmp_path, "test/acc") >= 0.96
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "metric", "bar"), [("mnist", "test/acc", 0.97), ("diamonds", "test/r2", 0.98)])
+def test_a_recipe_reaches_its_bar_on_the_test_split(name, metric, bar, tmp_path):
+    recipe = ROOT / "recipes" / f"{name}.yaml"
+    command("fit", recipe, f"runs_dir={tmp_path}", timeout=500)
+    assert tested(recipe, tmp_path, metric) >= bar
+
+
+@pytest.mark.long
+def test_chargpt_learns_to_write_below_two_nats(tmp_path):
+    command("fit", ROOT / "recipes" / "chargpt.yaml", f"runs_dir={tmp_path}", timeout=580)
+    assert values(tmp_path, "val/loss")[-1] <= 2.0
+
+
+@pytest.mark.long
+def test_a_classifier_of_real_digits_recognises_all_ten_drawn_classes(tmp_path):
+    command("fit", ROOT / "recipes" / "gan.yaml", f"runs_dir={tmp_path}", timeout=500)
+    assert values(tmp_path, "val/recognised_worst")[-1] >= 0.8
