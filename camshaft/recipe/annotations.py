@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from camshaft.errors import RecipeError
-from camshaft.recipe.modules import Source
+from camshaft.recipe.modules import Source, read_module
+from camshaft.recipe.problems import nearest
 from camshaft.schedule import Schedule
 
 _ANY = {"Any", "object", "typing.Any"}
@@ -156,15 +157,13 @@ def _plain(option: Any) -> str:
 def _alias(node: ast.Name | ast.Attribute, source: Source) -> tuple[ast.expr, Source] | None:
     """Return what a module-level alias such as ``Mode = Literal["min", "max"]`` stands for."""
     name = node.id if isinstance(node, ast.Name) else ""
-    bound = source.names.get(name)
+    bound = source.get(name)
     if isinstance(bound, ast.Assign | ast.AnnAssign) and bound.value is not None:
         return bound.value, source
     if isinstance(bound, tuple) and bound[1]:
-        from camshaft.recipe.modules import read_module
-
         module = read_module(bound[0], source.local)
         if module is not None:
-            inner = module.names.get(bound[1])
+            inner = module.get(bound[1])
             if isinstance(inner, ast.Assign | ast.AnnAssign) and inner.value is not None:
                 return inner.value, module
     return None
@@ -224,8 +223,6 @@ def explain(kind: Kind, value: Any) -> tuple[str, str]:
         if kind.name in ("Schedule", "ScheduleLike"):
             return "Nothing would say when it is due.", "Write '500 steps', '2 epochs' or '10 minutes'."
         if kind.name == "Literal":
-            from camshaft.recipe.problems import nearest
-
             near = nearest(value, [str(option) for option in kind.options])
             return "", f"Did you mean {near!r}?" if near else ""
     if names & {"str", "Path"} and is_number(value):

@@ -5,22 +5,76 @@ from __future__ import annotations
 import ast
 import importlib.machinery
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeAlias
+
+from camshaft.recipe.quick import imports, quick
+
+Bound: TypeAlias = "ast.stmt | tuple[str, str]"
 
 
-@dataclass(slots=True)
 class Source:
-    """The top level of a module: what each name is bound to, and the modules it imports everything from."""
+    """What each top-level name of a module is bound to: a statement, or (module, name) when it is imported.
 
-    name: str
-    file: Path
-    local: str | None
-    names: dict[str, ast.stmt | tuple[str, str]] = field(default_factory=dict)
-    stars: list[str] = field(default_factory=list)
+    A module beside the recipe is parsed whole. Of an installed one only what is asked for is: parsing
+    all of torch.optim takes longer than everything else that a check does.
+    """
+
+    def __init__(self, name: str, file: Path, local: str | None, text: str) -> None:
+        self.name = name
+        self.file = file
+        self.local = local
+        self.stars: list[str] = []
+        self._text = text
+        self._names: dict[str, Bound | None] = {}
+        self._sought: set[str] = set()
+        self._read(ast.parse(text).body if local is not None else imports(text))
+
+    def get(self, name: str) -> Bound | None:
+        """Return what a name is bound to."""
+        if self.local is None and name not in self._sought:
+            self._sought.add(name)
+            found = quick(self._text, name)
+            if found is not None:
+                self._names[name] = found
+        return self._names.get(name)
+
+    def names(self) -> list[str]:
+        """Return the public classes and imports."""
+        if self.local is None:
+            for name in re.findall(r"^class\s+(\w+)", self._text, re.MULTILINE):
+                self.get(name)
+        kinds = (ast.ClassDef, tuple)
+        return [name for name, bound in self._names.items() if not name.startswith("_") and isinstance(bound, kinds)]
+
+    def _read(self, statements: list[ast.stmt]) -> None:
+        for statement in _flat(statements):
+            self._bind(statement)
+
+    def _bind(self, statement: ast.stmt) -> None:
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef):
+            self._names[statement.name] = statement
+        elif isinstance(statement, ast.Import):
+            for alias in statement.names:
+                bound = alias.asname or alias.name.partition(".")[0]
+                self._names[bound] = (alias.name if alias.asname else bound, "")
+        elif isinstance(statement, ast.ImportFrom):
+            origin = _origin(self.name, statement, self.file.name == "__init__.py")
+            for alias in statement.names:
+                if alias.name == "*":
+                    self.stars.append(origin)
+                else:
+                    self._names[alias.asname or alias.name] = (origin, alias.name)
+        elif isinstance(statement, ast.AnnAssign | ast.Assign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    self._names[target.id] = statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +151,10 @@ def read_module(name: str, local: str | None) -> Source | None:
 @lru_cache(maxsize=512)
 def _read(name: str, file: Path, local: str | None, changed: int) -> Source | None:
     del changed
-    source = Source(name, file, local)
     try:
-        statements = _statements(file.read_text(encoding="utf-8"))
+        return Source(name, file, local, file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    is_package = file.name == "__init__.py"
-    for statement in _flat(statements):
-        _bind(source, statement, is_package)
-    return source
-
-
-def _statements(text: str) -> list[ast.stmt]:
-    return ast.parse(text).body
 
 
 def _flat(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -121,27 +166,6 @@ def _flat(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _flat(statement.body)
         else:
             yield statement
-
-
-def _bind(source: Source, statement: ast.stmt, is_package: bool) -> None:
-    if isinstance(statement, ast.ClassDef | ast.FunctionDef):
-        source.names[statement.name] = statement
-    elif isinstance(statement, ast.Import):
-        for alias in statement.names:
-            bound = alias.asname or alias.name.partition(".")[0]
-            source.names[bound] = (alias.name if alias.asname else bound, "")
-    elif isinstance(statement, ast.ImportFrom):
-        origin = _origin(source.name, statement, is_package)
-        for alias in statement.names:
-            if alias.name == "*":
-                source.stars.append(origin)
-            else:
-                source.names[alias.asname or alias.name] = (origin, alias.name)
-    elif isinstance(statement, ast.AnnAssign | ast.Assign):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        for target in targets:
-            if isinstance(target, ast.Name):
-                source.names[target.id] = statement
 
 
 def _origin(name: str, statement: ast.ImportFrom, is_package: bool) -> str:
@@ -176,7 +200,7 @@ def find(path: str, local: str | None, *, depth: int = 0) -> Definition | str | 
 
 def _inside(source: Source, rest: list[str], local: str | None, depth: int) -> Definition | str | None:
     """Resolve ``rest`` below a module when the next part is no file: an imported module or a class."""
-    bound = source.names.get(rest[0])
+    bound = source.get(rest[0])
     if isinstance(bound, tuple):
         origin = ".".join(part for part in bound if part)
         return find(".".join([origin, *rest[1:]]), local, depth=depth + 1)
@@ -186,7 +210,7 @@ def _inside(source: Source, rest: list[str], local: str | None, depth: int) -> D
 
 
 def _lookup(source: Source, name: str, local: str | None, depth: int) -> Definition | str | None:
-    bound = source.names.get(name)
+    bound = source.get(name)
     if isinstance(bound, ast.ClassDef | ast.FunctionDef):
         return Definition(source, bound)
     if isinstance(bound, tuple):
@@ -198,7 +222,7 @@ def _lookup(source: Source, name: str, local: str | None, depth: int) -> Definit
         found = find(f"{star}.{name}", local, depth=depth + 1)
         if found is None or isinstance(found, Definition):
             return found
-    if "__getattr__" in source.names:
+    if source.get("__getattr__") is not None:
         return None
     return f"{source.name}.{name}"
 
@@ -208,9 +232,4 @@ def exported(path: str, local: str | None) -> list[str]:
     source = read_module(path, local)
     if source is None:
         return []
-    own = [
-        name
-        for name, bound in source.names.items()
-        if not name.startswith("_") and isinstance(bound, ast.ClassDef | tuple)
-    ]
-    return own + [name for star in source.stars for name in exported(star, local)]
+    return source.names() + [name for star in source.stars for name in exported(star, local)]

@@ -52,13 +52,16 @@ def signature(definition: Definition, local: str | None) -> Signature:
         if _is_dataclass(item.node):
             _read_fields(result, order[order.index(item) :])
             return result
-        init = next((f for f in item.node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
+        init = _constructor(item.node)
         if init is None:
             continue
-        passes_on = _read_arguments(result, init.args, item.source, skip=1)
+        passes_on = _read_arguments(result, init.args, item.source, skip=1, is_inherited=item is not order[0])
         if not passes_on:
             return result
-    result.is_open = not result.all_bases_known or bool(result.parameters and not order)
+        if not _only_to_base(init):
+            result.is_open = True
+            return result
+    result.is_open = not result.all_bases_known
     return result
 
 
@@ -88,7 +91,7 @@ def qualified(expression: ast.expr, source: Source) -> str:
         return f"{head}.{expression.attr}" if head else ""
     if not isinstance(expression, ast.Name):
         return ""
-    bound = source.names.get(expression.id)
+    bound = source.get(expression.id)
     if isinstance(bound, tuple):
         return ".".join(part for part in bound if part)
     if bound is not None:
@@ -100,7 +103,9 @@ def qualified(expression: ast.expr, source: Source) -> str:
     return expression.id
 
 
-def _read_arguments(result: Signature, arguments: ast.arguments, source: Source, *, skip: int) -> bool:
+def _read_arguments(
+    result: Signature, arguments: ast.arguments, source: Source, *, skip: int, is_inherited: bool = False
+) -> bool:
     """Add parameters; return whether a ``**kwargs`` passes others on to a base."""
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
@@ -108,8 +113,28 @@ def _read_arguments(result: Signature, arguments: ast.arguments, source: Source,
     pairs += list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
     for argument, default in pairs:
         text = ast.unparse(default) if default is not None else None
+        if is_inherited and result.parameters and text is None:
+            # The class between may pass it itself.
+            text = "..."
         result.parameters.setdefault(argument.arg, Parameter(argument.arg, argument.annotation, text, source))
     return arguments.kwarg is not None
+
+
+def _constructor(node: ast.ClassDef) -> ast.FunctionDef | None:
+    functions = {f.name: f for f in node.body if isinstance(f, ast.FunctionDef)}
+    return functions.get("__init__") or functions.get("__new__")
+
+
+def _only_to_base(init: ast.FunctionDef) -> bool:
+    """Say whether ``**kwargs`` go to the constructor of a base and nowhere else."""
+    name = init.args.kwarg.arg if init.args.kwarg is not None else ""
+    uses = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(init))
+    passed = 0
+    for node in ast.walk(init):
+        is_base = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "__init__"
+        if is_base and isinstance(node, ast.Call):
+            passed += sum(k.arg is None and isinstance(k.value, ast.Name) and k.value.id == name for k in node.keywords)
+    return uses == passed
 
 
 def _is_dataclass(node: ast.ClassDef) -> bool:
