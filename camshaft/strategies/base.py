@@ -81,7 +81,7 @@ class Strategy:
         self.module = module.to(self.device)
         self._bind(module)
         self.optimizers = self.active = list(optimizers)
-        _move_state(self.optimizers, self.device)
+        move_state(self.optimizers, self.device)
         return self.optimizers
 
     def describe(self) -> str:
@@ -236,9 +236,10 @@ class Strategy:
         """
         if self.module is None:
             return
-        yield from self.module.named_parameters()
-        kept = self.module.state_dict(keep_vars=True).keys()
-        yield from ((name, buffer) for name, buffer in self.module.named_buffers() if name in kept)
+        yield from ((canonical(name), p) for name, p in self.module.named_parameters())
+        kept = {canonical(name) for name in self.module.state_dict(keep_vars=True)}
+        buffers = ((canonical(name), buffer) for name, buffer in self.module.named_buffers())
+        yield from ((name, buffer) for name, buffer in buffers if name in kept)
 
     def optimizer_tensors(self) -> Iterator[tuple[int, str, str, Tensor]]:
         """Yield (optimizer index, parameter name, state key, tensor) of every state tensor that has a dim."""
@@ -260,7 +261,7 @@ class Strategy:
 
     def parameter_names(self) -> dict[int, str]:
         """Map the ``id`` of every parameter, as the optimizers hold it, to its canonical name."""
-        return {} if self.module is None else {id(p): name for name, p in self.module.named_parameters()}
+        return {} if self.module is None else {id(p): canonical(name) for name, p in self.module.named_parameters()}
 
     @contextlib.contextmanager
     def swapped(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
@@ -284,7 +285,7 @@ class Strategy:
         """Yield every parameter's canonical name and this rank's part of its values."""
         if self.module is not None:
             for name, parameter in self.module.named_parameters():
-                yield name, parameter.detach()
+                yield canonical(name), self.local(parameter.detach())
 
     def parameters_changed(self) -> None:
         """Tell the wrapper that parameter values were written from outside: drop gathered copies."""
@@ -334,7 +335,12 @@ def move(batch: Batch, device: torch.device) -> Batch:
     return batch
 
 
-def _move_state(optimizers: Sequence[Optimizer], device: torch.device) -> None:
+def canonical(name: str) -> str:
+    """Return a parameter's name without what activation checkpointing and compilation put in between."""
+    return name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
+
+
+def move_state(optimizers: Sequence[Optimizer], device: torch.device) -> None:
     for optimizer in optimizers:
         for state in optimizer.state.values():
             for key, value in state.items():
