@@ -10,6 +10,7 @@ from camshaft.recipe.annotations import Kind, explain
 from camshaft.recipe.compose import Composed
 from camshaft.recipe.modules import Definition, Source, exported, find, read_module
 from camshaft.recipe.problems import Path, Problems, dotted, nearest, show, suggest
+from camshaft.recipe.redact import HIDDEN, is_secret_argument, looks_secret
 from camshaft.recipe.registry import CALLBACKS, SHORTHANDS, SLOTS, Slot
 from camshaft.recipe.settings import RECORDS, Settings, fields
 from camshaft.recipe.signatures import Parameter, Signature, signature
@@ -79,7 +80,7 @@ class Checker:
             if inner is not None and isinstance(value, dict):
                 self.record(inner, value, here)
                 continue
-            data[key] = self.value(_kind(field), value, here)
+            data[key] = self.value(kind_of(field), value, here)
 
     def unknown_key(self, path: Path, key: str, known: list[str], *, top: bool) -> None:
         """Note a key that nothing reads."""
@@ -96,7 +97,8 @@ class Checker:
         value = kind.convert(value)
         if not kind.accepts(value):
             why, fix = explain(kind, value)
-            what = f"{dotted(path)} is {show(value)}, and must be {kind.describe()}."
+            shown = HIDDEN if is_secret_argument(str(path[-1])) or looks_secret(value) else show(value)
+            what = f"{dotted(path)} is {shown}, and must be {kind.describe()}."
             self.note(path, what, why=why, fix=fix)
         return value
 
@@ -314,7 +316,8 @@ def _hint(parameter: Parameter) -> str:
 _SETTINGS_SOURCE: list[Source | None] = []
 
 
-def _kind(field: dataclasses.Field[Any]) -> Kind:
+def kind_of(field: dataclasses.Field[Any]) -> Kind:
+    """Return the type of a setting."""
     if not _SETTINGS_SOURCE:
         _SETTINGS_SOURCE.append(read_module("camshaft.recipe.settings", None))
     return Kind(ast.parse(str(field.type), mode="eval").body, _SETTINGS_SOURCE[0])

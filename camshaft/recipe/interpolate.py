@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from camshaft.recipe.problems import Origin, Path, Problems, dotted, nearest
+from camshaft.recipe.redact import is_secret_variable
 
 MAX_COST = 20_000
 MAX_CHAIN = 20
@@ -19,17 +20,9 @@ MAX_CHARACTERS = 1 << 20
 
 _REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_]\w*(?:\.\w+)*)\}")
 _ENVIRONMENT = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)(?:,([^${}'\"\\]*))?\}")
-_SECRET = re.compile(
-    r"(^|_)(TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|KEY|KEYS|CREDENTIAL|CREDENTIALS|AUTH|DSN)(_|$)", re.IGNORECASE
-)
 HARMLESS = frozenset({
     "HOME", "USER", "HOSTNAME", "TMPDIR", "SCRATCH", "WORK", "DATA", "DATA_DIR", "SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID",
 })  # fmt: skip
-
-
-def is_secret(name: str) -> bool:
-    """Say whether a variable or argument of that name holds a secret."""
-    return bool(_SECRET.search(name))
 
 
 def interpolate(
@@ -107,7 +100,7 @@ def _check_variable(
             why="A recipe from someone else could carry a secret of yours away.",
             fix=f"If you mean it, pass --allow env:{name}, or add env:{name} to your allow file.",
         )
-    elif is_secret(name) and (match.string != match.group(0) or path[0] not in ("callbacks", "loggers")):
+    elif is_secret_variable(name) and (match.string != match.group(0) or path[0] not in ("callbacks", "loggers")):
         problems.add(
             origin,
             f"{dotted(path)} puts the secret {name} where it would be saved.",
@@ -199,7 +192,9 @@ def _resolve(data: dict[str, Any], found: dict[Path, str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     secrets = {
-        path: text for path, text in found.items() if any(is_secret(m.group(1)) for m in _ENVIRONMENT.finditer(text))
+        path: text
+        for path, text in found.items()
+        if any(is_secret_variable(m.group(1)) for m in _ENVIRONMENT.finditer(text))
     }
     config = OmegaConf.create(_without(data, (), secrets))
     resolved: Any = OmegaConf.to_container(config, resolve=True)
@@ -235,6 +230,6 @@ def _numbers(before: Any, after: Any) -> Any:
 def reveal(value: str) -> str:
     """Return the secret that an argument names, at the moment its object is built."""
     match = _ENVIRONMENT.fullmatch(value)
-    if match is None or not is_secret(match.group(1)):
+    if match is None or not is_secret_variable(match.group(1)):
         return value
     return os.environ.get(match.group(1), match.group(2) or "")

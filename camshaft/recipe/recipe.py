@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from camshaft.recipe.check import Checker, expand
+from camshaft.recipe.choices import check_choices
 from camshaft.recipe.compose import Composed, compose
 from camshaft.recipe.interpolate import interpolate
 from camshaft.recipe.problems import Origin, Problems, dotted
@@ -66,6 +67,8 @@ def load(
     checker.run(data)
     shown = " + ".join(files) or "the recipe"
     check_rules(data, checker)
+    if not problems.items:
+        check_choices(data, checker)
     problems.raise_any(shown)
     if checker.local_targets and folder is not None and not inspect:
         if trust:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from camshaft.errors import RecipeError
 from camshaft.recipe.check import Checker
-from camshaft.recipe.problems import Path, show
+from camshaft.recipe.problems import Path, dotted, show
+from camshaft.recipe.redact import is_secret_argument, looks_secret
 from camshaft.schedule import Schedule, seconds
 
 Rule = Callable[[dict[str, Any], Checker], None]
@@ -198,3 +199,28 @@ def open_values_are_given(data: dict[str, Any], checker: Checker) -> None:
     for key, value in data.items():
         if value == "???":
             checker.note((key,), f"{key} is left open (???).", fix=f"Give it: {key}=VALUE on the command line.")
+
+
+@rule
+def secrets_stay_out(data: dict[str, Any], checker: Checker) -> None:
+    """Refuse a key or password written into a recipe; the message does not repeat it."""
+    for path, value in _texts(data, ()):
+        named = is_secret_argument(str(path[-1])) and not value.startswith("${oc.env:")
+        if looks_secret(value) or (named and len(value) >= 6):  # noqa: PLR2004 - shorter is no secret
+            checker.note(
+                path,
+                f"{dotted(path)} holds a secret.",
+                why="Recipes are saved with every run, logged and shared.",
+                fix="Put it in an environment variable, and write ${oc.env:NAME}.",
+            )
+
+
+def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    if isinstance(value, str) and path:
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _texts(item, (*path, index))
