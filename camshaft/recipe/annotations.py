@@ -106,9 +106,15 @@ class Kind:
         kinds = self.arguments
         if not kinds:
             return True
-        if self.name == "tuple" and not (isinstance(kinds[-1].node, ast.Constant) and kinds[-1].node.value is ...):
+        if self.is_fixed:
             return len(items) == len(kinds) and all(k.accepts(i) for k, i in zip(kinds, items, strict=True))
         return all(map(kinds[0].accepts, items))
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is a tuple of so many items."""
+        last = self.arguments[-1].node if self.arguments else None
+        return self.name == "tuple" and not (isinstance(last, ast.Constant) and last.value is ...)
 
     def convert(self, value: Any) -> Any:
         """Return the value as the annotation means it: 1e3 is the whole number 1000 where one is asked for."""
@@ -125,7 +131,10 @@ class Kind:
         if self.name == "Literal":
             return "one of " + ", ".join(_plain(option) for option in self.options)
         if self.name in _LISTS or self.name == "tuple":
-            return f"a list of {self.arguments[0].plural()}" if self.arguments else "a list"
+            if not self.arguments:
+                return "a list"
+            count = f"{len(self.arguments)} " if self.is_fixed else ""
+            return f"a list of {count}{self.arguments[0].plural()}"
         if self.name in _DICTS:
             return "a mapping"
         return _WORDS.get(self.name, self.name)
@@ -233,6 +242,8 @@ def explain(kind: Kind, value: Any) -> tuple[str, str]:
 
 
 def _is_float(text: str) -> bool:
+    if len(text) > 40:  # noqa: PLR2004 - no number worth reading is longer
+        return False
     try:
         float(text)
     except ValueError:

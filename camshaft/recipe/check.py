@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import sys
 from typing import Any
 
 from camshaft.recipe.annotations import Kind, explain
@@ -95,6 +96,8 @@ class Checker:
     def value(self, kind: Kind, value: Any, path: Path) -> Any:
         """Check a value against a type; return it as the type means it."""
         value = kind.convert(value)
+        if isinstance(value, str) and "${" in value:
+            return value  # a secret, or an interpolation that is noted already
         if not kind.accepts(value):
             why, fix = explain(kind, value)
             shown = HIDDEN if is_secret_argument(str(path[-1])) or looks_secret(value) else show(value)
@@ -153,48 +156,60 @@ class Checker:
 
     def target(self, slot: Slot | None, target: str, value: dict[Any, Any], path: Path) -> None:
         """Check that a class may be named, exists, fits its slot and takes the arguments given."""
-        where = (*path, "_target_") if "_target_" in value else path
+        sign = self.constructor(slot, target, (*path, "_target_") if "_target_" in value else path)
+        if sign is not None:
+            self.arguments(slot, sign, target, value, path)
+            return
+        for key, item in value.items():
+            if key != "_target_":
+                self.nested(item, (*path, key))
+
+    def constructor(self, slot: Slot | None, target: str, where: Path) -> Signature | None:
+        """Return the signature of a class; None when it is refused or its source cannot tell."""
+        subject = dotted(where[:-1] if where[-1] == "_target_" else where)
         refused = refusal(target, self.allow)
         if refused is not None:
-            self.note(
-                where, f"{dotted(path)} names {show(target)}, which is not allowed.", why=refused[0], fix=refused[1]
-            )
-            return
+            self.note(where, f"{subject} names {show(target)}, which is not allowed.", why=refused[0], fix=refused[1])
+            return None
         if self.allow.is_local(target):
             self.local_targets.append(target)
         found = find(target, self.allow.local)
+        if found is None:
+            return None
+        home = found.source.name if isinstance(found, Definition) else found.rpartition(".")[0]
+        is_local = isinstance(found, Definition) and found.source.local is not None
+        if home and not is_local and not self.allow.covers(home) and not self.allow.is_local(f"{home}.x"):
+            other = found.path if isinstance(found, Definition) else found
+            self.alias(where, subject, target, other)
+            return None
         if isinstance(found, str):
             self.missing(target, found, where)
-            return
-        if found is None:
-            return
-        if not self.identity(target, found, where):
-            return
+            return None
+        if not isinstance(found.node, ast.ClassDef):
+            self.note(where, f"{subject} names {target}, which is a function.", fix="Name a class.")
+            return None
         sign = signature(found, self.allow.local)
         if slot is not None and sign.all_bases_known and slot.base not in sign.bases:
             self.note(
-                where,
-                f"{dotted(path)} names {target}, which is no {slot.noun}.",
-                fix=f"Give a subclass of {slot.base}.",
+                where, f"{subject} names {target}, which is no {slot.noun}.", fix=f"Give a subclass of {slot.base}."
             )
-            return
-        self.arguments(slot, sign, target, value, path)
+            return None
+        return sign
 
-    def identity(self, target: str, found: Definition, where: Path) -> bool:
-        """Refuse a function, and a name inside an allowed module that stands for something outside."""
-        if not isinstance(found.node, ast.ClassDef):
-            self.note(where, f"{dotted(where[:-1])} names {target}, which is a function.", fix="Name a class.")
-            return False
-        home = found.source
-        if self.allow.covers(home.name) or (home.local is not None and home.local == self.allow.local):
-            return True
+    def alias(self, where: Path, subject: str, target: str, other: str) -> None:
+        """Refuse a name inside an allowed module that stands for something outside."""
+        top = other.partition(".")[0]
+        own = (
+            ""
+            if top in sys.stdlib_module_names
+            else f"Name it by its own path, and pass --allow {top} if you trust it."
+        )
         self.note(
             where,
-            f"{dotted(where[:-1])} names {target}, another name for {found.path}, which is not allowed.",
+            f"{subject} names {target}, another name for {other}, which is not allowed.",
             why="An alias could lead anywhere.",
-            fix=f"Name it by its own path, and pass --allow {found.path.partition('.')[0]} if you trust it.",
+            fix=own,
         )
-        return False
 
     def missing(self, target: str, missing: str, where: Path) -> None:
         """Note a path that leads nowhere, with the nearest that does."""
@@ -244,8 +259,6 @@ class Checker:
             self.note(
                 path, f"{dotted(path)} is left open (???).", fix=f"Give it: {dotted(path)}=VALUE on the command line."
             )
-            return value
-        if isinstance(value, str) and value.startswith("${oc.env:"):
             return value
         self.nested(value, path)
         return self.value(Kind(parameter.annotation, parameter.source), value, path)

@@ -78,7 +78,7 @@ def _extends(document: Document, shown: str, layer: str, problems: Problems) -> 
     value = document.data.pop("extends", None)
     entries = value if isinstance(value, list) else [value] if value is not None else []
     found = []
-    for index, entry in enumerate(entries):
+    for index, entry in enumerate(entries[:MAX_FILES]):
         path: Path = ("extends", index) if isinstance(value, list) else ("extends",)
         origin = Origin(shown, document.lines.get(path, 1), layer)
         is_path = isinstance(entry, str) and entry.endswith((".yaml", ".yml")) and "\0" not in entry

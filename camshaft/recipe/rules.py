@@ -184,7 +184,7 @@ def _check_interval(path: Path, parts: Any, data: dict[str, Any], checker: Check
 def a_name_is_one_directory(data: dict[str, Any], checker: Checker) -> None:
     """Refuse run names that lead out of the directory of runs."""
     name = data.get("name")
-    if isinstance(name, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,99}", name):
+    if isinstance(name, str) and "${" not in name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,99}", name):
         checker.note(
             ("name",),
             f"name is {show(name)}.",

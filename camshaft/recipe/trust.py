@@ -92,7 +92,12 @@ def refusal(path: str, allow: Allowed) -> tuple[str, str] | None:
     if allow.covers(path) or allow.is_local(path):
         return None
     top = path.partition(".")[0]
-    is_known = find_module(top, allow.local) is not None or top in sys.builtin_module_names
+    if top in sys.stdlib_module_names:
+        return (
+            "Python's own library can run programs and change files.",
+            "Name a class of camshaft, torch.nn, torch.optim, torchmetrics or your own project.",
+        )
+    is_known = find_module(top, allow.local) is not None
     where = "" if is_known else f" There is no {top} beside the recipe, and none is installed."
     return (
         f"A recipe could run anything if it could name any class.{where}",
