@@ -36,11 +36,15 @@ class LossScaler:
 
     def unscale(self, parameters: Iterable[Tensor]) -> bool:
         """Divide the gradients by the scale, in place; say whether all of them, on all ranks, are finite."""
+        return self.unscale_gradients([p.grad for p in parameters if p.grad is not None])
+
+    def unscale_gradients(self, gradients: Sequence[Tensor]) -> bool:
+        """Do as ``unscale`` with the gradients themselves."""
         found = False
-        for gradients in _by_device([p.grad for p in parameters if p.grad is not None]):
-            overflow = gradients[0].new_zeros((), dtype=torch.float32)
+        for alike in _by_device(gradients):
+            overflow = alike[0].new_zeros((), dtype=torch.float32)
             inverse = overflow.new_full((), 1.0 / self.scale)
-            torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), overflow, inverse)
+            torch._amp_foreach_non_finite_check_and_unscale_(list(alike), overflow, inverse)
             found = found or bool(overflow.item())
         return not self._any_rank(found)
 

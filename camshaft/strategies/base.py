@@ -40,6 +40,8 @@ class Strategy:
         needs_equal_forwards: evaluation must run as many forwards on every rank, or it would hang.
         precisions: what ``micro_step`` can compute in.
         switches_precision: whether the precision may change between steps.
+        recipe: what the run has of batch_size (over all ranks), accumulate and max_norm (of clipping);
+            set before ``launch``, for a back end with settings of its own that must agree.
     """
 
     name: ClassVar[str] = "base"
@@ -56,6 +58,7 @@ class Strategy:
         self.optimizers: list[Optimizer] = []
         self.active: list[Optimizer] = []
         self.scaler: LossScaler | None = None
+        self.recipe: Mapping[str, Any] = {}
         self._steps: dict[str, Callable[..., Any]] = {}
         self._autocast: AbstractContextManager[Any] | None = None
         self._precision = "fp32"

@@ -33,13 +33,13 @@ def plain_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any
         CheckpointError: a parameter's state holds something that is no number, text or tensor.
     """
     groups = [
-        {key: _plain(key, value) for key, value in group.items() if key != "params"}
+        {key: plain_value(key, value) for key, value in group.items() if key != "params"}
         | {"params": [names[id(p)] for p in group["params"]]}
         for group in optimizer.param_groups
     ]
     scalars: dict[str, dict[str, Any]] = {}
     for parameter, state in optimizer.state.items():
-        own = {k: _plain(k, v) for k, v in state.items() if not (isinstance(v, Tensor) and v.ndim)}
+        own = {k: plain_value(k, v) for k, v in state.items() if not (isinstance(v, Tensor) and v.ndim)}
         scalars[names[id(parameter)]] = own
     return {"kind": type(optimizer).__name__, "groups": groups, "state": scalars}
 
@@ -52,9 +52,10 @@ def load_state(
     Raises:
         CheckpointError: the optimizer is of another kind, or its groups hold other parameters.
     """
-    _check_alike(optimizer, names, data)
+    own = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    check_alike(type(optimizer).__name__, own, data)
     for group, saved in zip(optimizer.param_groups, data["groups"], strict=True):
-        group.update({key: _revive(value) for key, value in saved.items() if key != "params"})
+        group.update({key: revive_value(value) for key, value in saved.items() if key != "params"})
     parameters = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
     keys: dict[str, list[str]] = {}
     for entry in reader.names("optimizer"):
@@ -62,7 +63,7 @@ def load_state(
         keys.setdefault(prefix, []).append(key)
     for name, scalars in data["state"].items():
         parameter = parameters[name]
-        state: dict[str, Any] = {key: _revive(value) for key, value in scalars.items()}
+        state: dict[str, Any] = {key: revive_value(value) for key, value in scalars.items()}
         for key in keys.get(f"optimizer/{index}/{name}", []):
             entry = f"optimizer/{index}/{name}/{key}"
             spec = reader.spec(entry)
@@ -77,32 +78,33 @@ def load_state(
         optimizer.state[parameter] = state
 
 
-def _check_alike(optimizer: Optimizer, names: Mapping[int, str], data: Mapping[str, Any]) -> None:
-    if data["kind"] != type(optimizer).__name__:
+def check_alike(kind: str, own: list[list[str]], data: Mapping[str, Any]) -> None:
+    """Raise unless saved state is of this kind of optimizer, with these parameters in these groups."""
+    if data["kind"] != kind:
         raise CheckpointError(
-            f"the checkpoint was trained with {data['kind']}, and this run has {type(optimizer).__name__}.",
+            f"the checkpoint was trained with {data['kind']}, and this run has {kind}.",
             why="The state of one means nothing to the other.",
             fix="Use the same optimizer, or start from the weights alone with resume.weights_only=true.",
         )
-    own = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     saved = [list(group["params"]) for group in data["groups"]]
     if own != saved:
         differing = sorted({n for g in own for n in g} ^ {n for g in saved for n in g})[:5]
         detail = f"such as {', '.join(differing)}" if differing else "in another order or grouping"
         raise CheckpointError(
-            f"{type(optimizer).__name__} has other parameters than in the checkpoint, {detail}.",
+            f"{kind} has other parameters than in the checkpoint, {detail}.",
             why="Its state would be given to the wrong weights.",
             fix="Build the parameter groups as in the run that was saved.",
         )
 
 
-def _plain(key: str, value: Any) -> Any:
+def plain_value(key: str, value: Any) -> Any:
+    """Return an option or a scalar state as JSON; a tensor of one element keeps its dtype."""
     if isinstance(value, Tensor) and value.numel() == 1:
         return {"tensor": str(value.dtype).removeprefix("torch."), "value": value.item()}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return type(value)(_plain(key, item) for item in value)
+        return type(value)(plain_value(key, item) for item in value)
     raise CheckpointError(
         f"an optimizer keeps a {type(value).__name__} under {key!r}.",
         why="A checkpoint holds numbers, text and tensors only, so that loading one never runs code.",
@@ -110,7 +112,8 @@ def _plain(key: str, value: Any) -> Any:
     )
 
 
-def _revive(value: Any) -> Any:
+def revive_value(value: Any) -> Any:
+    """Return what ``plain_value`` was given."""
     if isinstance(value, dict) and set(value) == {"tensor", "value"}:
         return torch.tensor(value["value"], dtype=getattr(torch, value["tensor"]))
     return value
