@@ -89,7 +89,7 @@ class Kind:
         if isinstance(value, dict) and "_target_" in value:
             return self.name not in ("int", "float", "bool", "str", "Literal", "Path")
         if self.name == "Union":
-            return any(kind.accepts(value) for kind in self.arguments)
+            return any(kind.accepts(value) for kind in self.known or self.arguments)
         check = _CHECKS.get(self.name)
         if check is not None:
             return check(value)
@@ -101,6 +101,18 @@ class Kind:
             value_kind = self.arguments[1] if len(self.arguments) > 1 else None
             return isinstance(value, dict) and (value_kind is None or all(map(value_kind.accepts, value.values())))
         return True
+
+    @property
+    def known(self) -> list[Kind]:
+        """The members of a union that a plain value can be; ``float | Tensor`` takes a number, and no text."""
+        return [kind for kind in self.arguments if kind.is_known]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it can be told what is taken."""
+        if self.name == "Union":
+            return bool(self.known)
+        return self.name in _CHECKS or self.name == "Literal" or self.name in _LISTS | _DICTS | _ANY | {"tuple"}
 
     def _accepts_items(self, items: list[Any]) -> bool:
         kinds = self.arguments
@@ -126,7 +138,7 @@ class Kind:
     def describe(self) -> str:
         """Say in words what is taken."""
         if self.name == "Union":
-            words = list(dict.fromkeys(kind.describe() for kind in self.arguments))
+            words = list(dict.fromkeys(kind.describe() for kind in self.known or self.arguments))
             return " or ".join(words)
         if self.name == "Literal":
             return "one of " + ", ".join(_plain(option) for option in self.options)

@@ -14,6 +14,7 @@ from camshaft.recipe.problems import Origin, Path, Problems, dotted
 from camshaft.recipe.source import Document, parse, read_file
 
 MAX_FILES = 50
+_MODULE: Path = ("module", "_target_")
 ON_WHEN_BARE = ("callbacks", "loggers")
 
 
@@ -24,7 +25,7 @@ class Composed:
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[Path, Origin] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
-    given: set[Path] = field(default_factory=set)
+    main: str = ""
 
     def origin(self, path: Path) -> Origin:
         """Return where a path, or the nearest value around it, was set."""
@@ -40,11 +41,15 @@ def compose(paths: Sequence[str], overrides: Sequence[str], problems: Problems) 
         RecipeError: a file cannot be read at all.
     """
     result = Composed()
+    result.main = paths[-1] if paths else ""
+    module = None
     for path in paths:
         _add_file(result, path, (), problems)
-        result.origins.setdefault((), Origin(path, 1, "recipe"))
+        if result.origins.get(_MODULE, module) is not module:
+            # The last file that says what is trained; others, such as a piece for some hardware, only adjust it.
+            module, result.main = result.origins[_MODULE], path
     if paths:
-        result.origins[()] = Origin(paths[-1], 1, "recipe")
+        result.origins[()] = Origin(result.main, 1, "recipe")
     for override in overrides:
         _apply(result, override, problems)
     return result

@@ -11,7 +11,7 @@ from camshaft.recipe.check import Checker, expand
 from camshaft.recipe.choices import check_choices
 from camshaft.recipe.compose import Composed, compose
 from camshaft.recipe.interpolate import interpolate
-from camshaft.recipe.problems import Origin, Problems, dotted
+from camshaft.recipe.problems import Origin, Path, Problems, dotted
 from camshaft.recipe.registry import DEFAULT_LOGGERS, FIRST_CALLBACKS, LAST_CALLBACKS, SHORTHANDS
 from camshaft.recipe.rules import check_rules
 from camshaft.recipe.settings import Launch, Settings, Validate
@@ -60,7 +60,7 @@ def load(
     files = [str(paths)] if isinstance(paths, str | FilePath) else [str(path) for path in paths]
     problems = Problems()
     composed = compose(files, overrides, problems)
-    folder = _code(composed, files)
+    folder = _code(composed)
     granted = allowed(allow, folder)
     data = interpolate(composed.data, composed.origin, granted.variables, problems)
     checker = Checker(composed, granted, problems)
@@ -77,14 +77,18 @@ def load(
     return _finish(data, composed, files, overrides, checker)
 
 
-def _code(composed: Composed, files: list[str]) -> str | None:
-    """Return the folder whose Python the recipe may name, once it is trusted."""
+def _code(composed: Composed) -> str | None:
+    """Return the folder whose Python the recipe may name, once it is trusted: beside the file that names the module."""
     wanted = composed.data.get("code")
-    if isinstance(wanted, str) and wanted and "\0" not in wanted and "$" not in wanted:
-        origin = composed.origins.get(("code",))
-        base = FilePath(origin.file).parent if origin is not None and origin.line else FilePath()
-        return str((base / wanted).resolve())
-    return str(FilePath(files[-1]).parent.resolve()) if files else None
+    key: Path = ("code",) if isinstance(wanted, str) else ("module", "_target_")
+    origin = composed.origins.get(key)
+    file = origin.file if origin is not None and origin.line else composed.main if key != ("code",) else ""
+    folder = FilePath(file).parent if file else FilePath()
+    if isinstance(wanted, str):
+        if not wanted or "\0" in wanted or "${" in wanted:
+            return None
+        folder = folder / wanted
+    return str(folder.resolve())
 
 
 def _finish(
@@ -95,7 +99,7 @@ def _finish(
     _expand(data, composed)
     seed = (data["callbacks"].get("seed") or {}).get("seed", 0)
     values |= {"callbacks": data["callbacks"], "loggers": data["loggers"], "seed": seed}
-    name = data.get("name") or (FilePath(files[-1]).stem if files else "run")
+    name = data.get("name") or FilePath(composed.main).stem or "run"
     data["name"] = values["name"] = name
     if granted.local is not None and checker.local_targets:
         # The resolved recipe lies in the run's directory: it says where its Python is.
@@ -106,8 +110,8 @@ def _finish(
         config=data,
         origins=origins,
         paths=tuple(files),
-        text=composed.texts.get(files[-1], "") if files else "",
-        directory=FilePath(files[-1]).parent if files else FilePath(),
+        text=composed.texts.get(composed.main, ""),
+        directory=FilePath(composed.main).parent,
         name=name,
         allow=granted,
         overrides=tuple(overrides),

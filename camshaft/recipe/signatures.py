@@ -107,13 +107,14 @@ def _read_arguments(
     result: Signature, arguments: ast.arguments, source: Source, *, skip: int, is_inherited: bool = False
 ) -> bool:
     """Add parameters; return whether a ``**kwargs`` passes others on to a base."""
+    between = is_inherited and bool(result.parameters)
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
     pairs = list(zip(positional, defaults, strict=True))[skip:]
     pairs += list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
     for argument, default in pairs:
         text = ast.unparse(default) if default is not None else None
-        if is_inherited and result.parameters and text is None:
+        if between and text is None:
             # The class between may pass it itself.
             text = "..."
         result.parameters.setdefault(argument.arg, Parameter(argument.arg, argument.annotation, text, source))

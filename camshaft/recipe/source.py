@@ -93,9 +93,13 @@ def parse(text: str, shown: str) -> Document:
         return reader.document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if isinstance(mark, yaml.Mark) else 1
+        line = mark.line + 1 if mark is not None else 1
         reason = error.problem or error.context or "it cannot be read"
-        hint = "Indent with spaces, not tabs." if "\\t" in reason or "tab" in reason.lower() else ""
+        hint = ""
+        # libyaml may report the line before the tab that it stumbled over.
+        for place, content in enumerate(text.splitlines()[line - 1 : line + 1], line):
+            if "\t" in content[: len(content) - len(content.lstrip())]:
+                line, hint = place, "Indent with spaces, not tabs."
         raise RecipeError(f"{shown}:{line}: this is not YAML: {reason}.", fix=hint) from None
     except (yaml.YAMLError, ValueError) as error:
         reason = getattr(error, "reason", str(error))

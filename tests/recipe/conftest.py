@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-NET = '''
+NET = """
 from typing import Literal
 
 import torch
@@ -56,7 +56,7 @@ class Often(Callback):
 
 def build():
     return Net()
-'''
+"""
 
 BASE = """module: {_target_: net.Net, hidden: 8}
 data: {_target_: net.Data}

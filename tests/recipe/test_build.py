@@ -23,7 +23,9 @@ def recipe(text, *overrides):
 
 
 def test_module_data_and_strategy_are_built_with_their_arguments(trusted):
-    loaded = recipe("module: {_target_: net.Net, hidden: 5}\ndata: {_target_: net.Data, batch_size: 3}\nmax_epochs: 1\ndevice: cpu\n")
+    loaded = recipe(
+        "module: {_target_: net.Net, hidden: 5}\ndata: {_target_: net.Data, batch_size: 3}\nmax_epochs: 1\ndevice: cpu\n"
+    )
     assert build_module(loaded).hidden == 5
     assert build_data(loaded).batch_size == 3
     assert build_strategy(loaded)._wanted == "cpu"
@@ -62,7 +64,9 @@ def test_no_logger_is_built_when_all_are_off(trusted):
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "rmsprop", "adagrad", "nadam", "radam", "lbfgs"])
 def test_every_built_in_optimizer_is_built(trusted, name):
-    build = build_optimizer(recipe(f"module: {{_target_: net.Net}}\nmax_epochs: 1\noptimizer: {{name: {name}, lr: 0.25}}\n"))
+    build = build_optimizer(
+        recipe(f"module: {{_target_: net.Net}}\nmax_epochs: 1\noptimizer: {{name: {name}, lr: 0.25}}\n")
+    )
     optimizer = build([torch.nn.Parameter(torch.zeros(1))])
     assert type(optimizer).__name__.lower() == name
     assert optimizer.param_groups[0]["lr"] == 0.25
@@ -89,7 +93,9 @@ def test_every_built_in_scheduler_is_built(trusted, entry, interval):
 
 
 def test_a_schedule_over_a_run_of_unknown_length_says_so(trusted):
-    loaded = recipe("module: {_target_: net.Net}\nmax_time: 1 hour\noptimizer: {name: sgd, lr: 0.1}\nscheduler: {name: cosine}\n")
+    loaded = recipe(
+        "module: {_target_: net.Net}\nmax_time: 1 hour\noptimizer: {name: sgd, lr: 0.1}\nscheduler: {name: cosine}\n"
+    )
     optimizer = build_optimizer(loaded)([torch.nn.Parameter(torch.zeros(1))])
     with pytest.raises(RecipeError, match="which is not known"):
         build_scheduler(loaded)(optimizer, None)
@@ -119,11 +125,16 @@ def test_defaults_come_around_the_recipes_own_callbacks(trusted):
 
 
 def test_checkpoint_false_switches_it_off(trusted):
-    assert recipe("module: {_target_: net.Net}\nmax_epochs: 1\ncheckpoint: false\n").config["callbacks"]["checkpoint"] is None
+    assert (
+        recipe("module: {_target_: net.Net}\nmax_epochs: 1\ncheckpoint: false\n").config["callbacks"]["checkpoint"]
+        is None
+    )
 
 
 def test_the_resolved_recipe_gives_the_same_run_from_another_folder(trusted, tmp_path):
-    first = recipe("module: {_target_: net.Net, hidden: 1e1}\nmax_epochs: 1\nseed: 3\ncheckpoint: {keep_last: 2}\nname: a\n")
+    first = recipe(
+        "module: {_target_: net.Net, hidden: 1e1}\nmax_epochs: 1\nseed: 3\ncheckpoint: {keep_last: 2}\nname: a\n"
+    )
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "recipe.yaml").write_text(first.to_yaml())
     second = load(tmp_path / "runs" / "recipe.yaml")

@@ -19,7 +19,9 @@ WORDS = ["module", "_target_", "net.Net", "torch.nn.Linear", "name", "adamw", "e
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(WORDS) | st.text(max_size=20)
 values = st.recursive(
     scalars,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 recipes = st.dictionaries(st.sampled_from([*fields(Settings), "extends", "unknown"]), values, max_size=8)

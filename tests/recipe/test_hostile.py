@@ -114,10 +114,10 @@ YAML = {
     "tagged key": "!!python/object/apply:os.system ['ls']: 1",
     "binary": "module: !!binary aGVsbG8=",
     "billion laughs": bomb(),
-    "billion laughs in maps": "a0: &a0 {x: 1}\n" + "\n".join(
-        f"a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(10))}}}" for i in range(1, 9)
-    ),
-    "merge bomb": "a0: &a0 {x: 1}\n" + "\n".join(f"a{i}: &a{i} {{<<: *a{i - 1}, k{i}: *a{i - 1}}}" for i in range(1, 40)),
+    "billion laughs in maps": "a0: &a0 {x: 1}\n"
+    + "\n".join(f"a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(10))}}}" for i in range(1, 9)),
+    "merge bomb": "a0: &a0 {x: 1}\n"
+    + "\n".join(f"a{i}: &a{i} {{<<: *a{i - 1}, k{i}: *a{i - 1}}}" for i in range(1, 40)),
     "self reference": "a: &a [*a]",
     "self reference in a map": "a: &a {b: *a}",
     "deep lists": "[" * 100_000,
@@ -210,7 +210,10 @@ def test_a_hostile_recipe_is_refused(name, tmp_path, monkeypatch):
     assert not new & {"antigravity", "evil", "pip", "code", "webbrowser", "torch"}
 
 
-@pytest.mark.parametrize("override", ["name=../x", "module._target_=os.system", "callbacks.x={_target_: os.system}", "x=!!python/name:os.system"])
+@pytest.mark.parametrize(
+    "override",
+    ["name=../x", "module._target_=os.system", "callbacks.x={_target_: os.system}", "x=!!python/name:os.system"],
+)
 def test_the_command_line_gets_no_further(override, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_text(target("camshaft.module.Module"))
@@ -235,7 +238,9 @@ def test_an_alias_inside_the_readers_own_package_is_refused(project):
 
 
 def test_python_beside_a_recipe_runs_only_in_a_trusted_folder(project):
-    Path("net.py").write_text("open('pwned', 'w').close()\nfrom camshaft.module import Module\nclass Net(Module): pass\n")
+    Path("net.py").write_text(
+        "open('pwned', 'w').close()\nfrom camshaft.module import Module\nclass Net(Module): pass\n"
+    )
     Path("r.yaml").write_text(target("net.Net"))
     recipe = load("r.yaml", inspect=True)
     for build in (build_module, build_callbacks, build_data):

@@ -42,13 +42,23 @@ def test_a_variable_needs_leave(project, monkeypatch):
 
 def test_a_variable_that_is_a_number_is_one(project, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert read("module: {_target_: net.Net, hidden: '${oc.env:SLURM_JOB_ID}'}\nmax_epochs: 1\n").config["module"]["hidden"] == 17
+    assert (
+        read("module: {_target_: net.Net, hidden: '${oc.env:SLURM_JOB_ID}'}\nmax_epochs: 1\n").config["module"][
+            "hidden"
+        ]
+        == 17
+    )
 
 
 def test_a_variable_that_is_not_set_takes_its_default_or_is_named(project, monkeypatch):
     monkeypatch.delenv("DATA_DIR", raising=False)
-    assert read(f"{GOOD}data: {{_target_: net.Data, path: '${{oc.env:DATA_DIR,data}}'}}\n").config["data"]["path"] == "data"
-    assert "needs the environment variable DATA_DIR" in errors(f"{GOOD}data: {{_target_: net.Data, path: '${{oc.env:DATA_DIR}}'}}\n")
+    assert (
+        read(f"{GOOD}data: {{_target_: net.Data, path: '${{oc.env:DATA_DIR,data}}'}}\n").config["data"]["path"]
+        == "data"
+    )
+    assert "needs the environment variable DATA_DIR" in errors(
+        f"{GOOD}data: {{_target_: net.Data, path: '${{oc.env:DATA_DIR}}'}}\n"
+    )
 
 
 def test_a_secret_is_read_when_its_object_is_built_and_is_nowhere_else(trusted, monkeypatch):

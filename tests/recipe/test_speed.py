@@ -10,7 +10,10 @@ from camshaft.recipe import load
 def long_recipe(lines):
     head = "module: {_target_: net.Open}\nmax_epochs: 3\nmodule2: &m {}\n".replace("module2: &m {}\n", "")
     body = "".join(f"  argument_{i}: [{i}, {i + 1}, text]\n" for i in range(lines))
-    return f"{head}data:\n  _target_: net.Data\noptimizer: {{name: adamw, lr: 1e-3}}\nscheduler: {{name: cosine}}\n", body
+    return (
+        f"{head}data:\n  _target_: net.Data\noptimizer: {{name: adamw, lr: 1e-3}}\nscheduler: {{name: cosine}}\n",
+        body,
+    )
 
 
 def test_two_hundred_lines_in_three_layers_load_within_100_ms(project):

@@ -69,18 +69,24 @@ def test_a_class_is_checked_by_identity(trusted):
 
 
 def test_an_object_that_hides_behind_anothers_name_is_refused(trusted):
-    (trusted / "other.py").write_text("import net\nclass Evil: pass\nEvil.__module__ = 'net'\nEvil.__qualname__ = 'Net'\n")
+    (trusted / "other.py").write_text(
+        "import net\nclass Evil: pass\nEvil.__module__ = 'net'\nEvil.__qualname__ = 'Net'\n"
+    )
     with pytest.raises(RecipeError, match="another name for net.Net"):
         resolve("other.Evil", allowed([], str(trusted)))
 
 
-@pytest.mark.parametrize("path", ["torch.utils.data.DataLoader", "camshaft.errors.RecipeError", "torch.optim.Optimizer.x"])
+@pytest.mark.parametrize(
+    "path", ["torch.utils.data.DataLoader", "camshaft.errors.RecipeError", "torch.optim.Optimizer.x"]
+)
 def test_open_packages_give_building_blocks_only(path):
     with pytest.raises(RecipeError):
         resolve(path, Allowed())
 
 
-@pytest.mark.parametrize("path", ["torch.nn.Linear", "torch.optim.AdamW", "torch.utils.data.TensorDataset", "torchmetrics.MeanMetric"])
+@pytest.mark.parametrize(
+    "path", ["torch.nn.Linear", "torch.optim.AdamW", "torch.utils.data.TensorDataset", "torchmetrics.MeanMetric"]
+)
 def test_building_blocks_are_given(path):
     assert resolve(path, Allowed()).__name__ == path.rpartition(".")[2]
 
