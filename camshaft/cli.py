@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from camshaft.errors import CamshaftError
 
@@ -89,9 +89,17 @@ def say(text: str) -> None:
     print(text)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Take options between recipes and overrides, as people type them."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, wherever the options stand."""
+        return self.parse_intermixed_args(args, namespace)
+
+
 def recipe_parser(name: str, description: str) -> argparse.ArgumentParser:
     """Return a parser for a command that takes recipes and overrides."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"camshaft {name}",
         description=description,
         epilog="Overrides: a.b=c sets, +a.b=c adds, ~a.b removes. Later recipes win over earlier ones.",

@@ -99,7 +99,9 @@ def open_source(
 class MapSource:
     """A DataLoader of map-style data, resampled in rounds: position and order are ours, the rest is the user's."""
 
-    def __init__(self, loader: DataLoader[Any], placement: Placement, *, micro_batch: int | None, ordered: bool) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], placement: Placement, *, micro_batch: int | None, ordered: bool
+    ) -> None:
         self._placement = placement
         self._ordered = ordered
         self._user_sampler = loader.sampler

@@ -93,7 +93,9 @@ def boundary(state: State, hooks: Hooks, *, took: bool) -> bool:
     epoch_end = state.at_epoch_end
     _check_time(state)
     acting = exchange(state, progress.step + progress.skipped_steps)
-    if acting & VALIDATE or (schedule is not None and (took or epoch_end) and schedule.due(progress, epoch_end=epoch_end)):
+    if acting & VALIDATE or (
+        schedule is not None and (took or epoch_end) and schedule.due(progress, epoch_end=epoch_end)
+    ):
         validate(state, hooks)
     if epoch_end:
         _end_epoch(state, hooks)
@@ -111,7 +113,7 @@ def boundary(state: State, hooks: Hooks, *, took: bool) -> bool:
         control.agreed &= ~SAVE
         save(state, hooks, tag)
     if acting & STOP and state.status == "running":
-        state.status = "stopped"
+        state.status = state.signal or "stopped"
         state.stop_reason = control.stopping.reason if control.stopping is not None else "another rank asked"
     return done
 

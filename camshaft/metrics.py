@@ -246,7 +246,9 @@ class Metrics:
     def state_dict(self) -> dict[str, Any]:
         """Return the sums that are not yet flushed, as host numbers; a save is a moment to wait for the device."""
         return {
-            table: {n: [s.reduce, total, s.weight, s.count, s.prog_bar] for n, s, total in _snapshot(getattr(self, table))}
+            table: {
+                n: [s.reduce, total, s.weight, s.count, s.prog_bar] for n, s, total in _snapshot(getattr(self, table))
+            }
             for table in ("step", "epoch")
         }
 
@@ -302,7 +304,9 @@ class Metrics:
         try:
             number = float(value)
         except (TypeError, ValueError):
-            raise _not_a_number(name, f"a {type(value).__name__}", "Log a number, a scalar tensor or a Metric.") from None
+            raise _not_a_number(
+                name, f"a {type(value).__name__}", "Log a number, a scalar tensor or a Metric."
+            ) from None
         self.log(name, number, on_step=on_step, on_epoch=on_epoch)
 
 

@@ -51,6 +51,10 @@ class Engine(Protocol):
     def schedulers(self) -> list[LRScheduler]:
         """The learning-rate schedulers, in the order of ``configure_optimizers``."""
 
+    @property
+    def planned_steps(self) -> int | None:
+        """Optimizer updates of the whole run."""
+
 
 class Hparams(dict[str, Any]):
     """Hyper-parameters: a dict of plain data whose keys are attributes too."""
@@ -199,6 +203,11 @@ class Module(torch.nn.Module):
         self.hparams.update(chosen)
 
     @property
+    def planned_steps(self) -> int | None:
+        """Optimizer updates of the whole run, for a schedule in ``configure_optimizers``; None when unknown."""
+        return self._attached.planned_steps
+
+    @property
     def hparams(self) -> Hparams:
         """Hyper-parameters kept by ``save_hyperparameters``; empty when it was not called."""
         if self._hparams is None:
@@ -246,7 +255,9 @@ class Module(torch.nn.Module):
                 continue
             if name in _REPLACED:
                 raise ModuleError(
-                    f"{cls.__qualname__}.{name} is not called by camshaft.", why="It would never run.", fix=_REPLACED[name]
+                    f"{cls.__qualname__}.{name} is not called by camshaft.",
+                    why="It would never run.",
+                    fix=_REPLACED[name],
                 )
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.88)
             if nearest and getattr(cls, nearest[0]) is getattr(Module, nearest[0]):

@@ -62,7 +62,9 @@ class Plan:
         """Say in one line what the learning rate will do."""
         kind = self.name or type(self.scheduler).__name__
         rates = sorted({group["lr"] for group in self.scheduler.optimizer.param_groups})
-        when = f"when {self.monitor} is produced" if self.is_plateau else _every(self.frequency, self.interval or "epoch")
+        when = (
+            f"when {self.monitor} is produced" if self.is_plateau else _every(self.frequency, self.interval or "epoch")
+        )
         total = getattr(self.scheduler, "total_steps", None)
         length = f", {total} in all" if total is not None else ""
         ending = f"; the run plans {planned_steps} steps" if planned_steps is not None else ""
@@ -166,7 +168,9 @@ def _shape(value: Any) -> str:
 class _Warmup(LambdaLR):
     """Rise linearly over ``warmup_steps``, then follow ``decay(progress)`` down to ``min_ratio``; stepped per step."""
 
-    def __init__(self, optimizer: Optimizer, *, total_steps: int, warmup_steps: int = 0, min_ratio: float = 0.0) -> None:
+    def __init__(
+        self, optimizer: Optimizer, *, total_steps: int, warmup_steps: int = 0, min_ratio: float = 0.0
+    ) -> None:
         if warmup_steps >= total_steps:
             raise ModuleError(
                 f"{type(self).__name__}: warmup_steps is {warmup_steps} and the run has {total_steps} steps.",

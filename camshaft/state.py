@@ -180,7 +180,7 @@ class State:
     __slots__ = (
         "accumulate", "at_epoch_end", "callbacks", "control", "data_state", "in_update", "limits", "loggers", "metrics", "module", "optimizers",
         "planned_steps", "plans", "precision", "progress", "restored", "run_dir", "save_at_end", "save_on_exception",
-        "saved_step", "seed", "stage", "started", "status", "step_plans", "stop_reason", "store", "strategy",
+        "save_in_background", "saved_step", "seed", "signal", "stage", "started", "status", "step_plans", "stop_reason", "store", "strategy",
         "train_data", "validation", "validation_data", "validation_pending", "values", "weighs_batches",
     )  # fmt: skip
 
@@ -221,6 +221,8 @@ class State:
         self.store: Any = None
         self.save_at_end = False
         self.save_on_exception = False
+        self.save_in_background = False
+        self.signal: str | None = None
         self.saved_step = -1
         self.restored = False
         self.in_update = False

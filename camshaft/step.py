@@ -102,7 +102,8 @@ class Weighting:
         if isinstance(output, tuple):
             if len(output) != 2:
                 raise LossError(
-                    f"{owner}.training_step returned a tuple of {len(output)}.", fix="Return the loss, or (sum, weight)."
+                    f"{owner}.training_step returned a tuple of {len(output)}.",
+                    fix="Return the loss, or (sum, weight).",
                 )
             return self._read_pair(index, check_loss(output[0], owner), float(output[1]))
         loss = check_loss(output, owner)

@@ -106,6 +106,19 @@ def restore(state: State, hooks: Hooks, reader: Reader) -> None:
     restore_streams(state, reader)
 
 
+def restore_for_evaluation(state: State, hooks: Hooks, reader: Reader) -> None:
+    """Put weights, counters and the callbacks' own state back, without optimizers: all that evaluation needs."""
+    load_weights(state, reader)
+    data: dict[str, Any] = {name: reader.data(name) for name in reader.data_names()}
+    state.progress = Progress(**data["progress"])
+    state.precision = data["precision"]
+    for name, callback in state.callbacks.items():
+        if name in data["callbacks"]:
+            callback.load_state_dict(data["callbacks"][name])
+    state.restored = True
+    hooks.on_restore(state, Checkpoint(state.progress.step, "restored", data=data, reader=reader))
+
+
 def load_weights(state: State, reader: Reader) -> None:
     """Fill the module's parameters and buffers from a checkpoint of any strategy.
 

@@ -30,12 +30,13 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a logger may know of its run."""
+    """What a logger may know of its run. ``resumed_step`` is the step it continues from, 0 for a new run."""
 
     name: str
     directory: Path | None
     recipe: str = ""
     hparams: Mapping[str, Any] = field(default_factory=dict)
+    resumed_step: int = 0
 
 
 class Logger:

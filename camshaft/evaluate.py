@@ -1,0 +1,34 @@
+"""Share what ``validate``, ``test`` and ``predict`` do: evaluate a checkpoint of a recipe's run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from camshaft.cli import read_recipe, recipe_parser
+
+if TYPE_CHECKING:
+    from camshaft.state import Stage
+
+
+def evaluate(stage: Stage, description: str, argv: Sequence[str] | None) -> int:
+    """Read the command line and evaluate once; return the exit code."""
+    parser = recipe_parser(stage, description)
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="WHICH",
+        help="a checkpoint, a run directory, or last or best of the newest run (default: best, else last)",
+    )
+    arguments = parser.parse_args(argv)
+    recipe = read_recipe(arguments)
+    from camshaft import session
+    from camshaft.callbacks.predictions import PredictionWriter
+    from camshaft.fit import recipe_parts
+
+    parts = recipe_parts(recipe)
+    keep = {name: callback for name, callback in parts.callbacks.items() if name != "summary"}
+    if stage == "predict" and not any(isinstance(callback, PredictionWriter) for callback in keep.values()):
+        keep["predictions"] = PredictionWriter()
+    parts.callbacks = keep
+    return session.execute(parts, stage, arguments.checkpoint).exit_code

@@ -1,0 +1,389 @@
+"""Run a whole session: processes, directory, restore, the loop, the test split, and the last words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from camshaft import loop
+from camshaft.assembly import Assembled, Parts, assemble
+from camshaft.callback import Callback
+from camshaft.callbacks.checkpoint import Checkpoint
+from camshaft.checkpoint.capture import restore, restore_for_evaluation
+from camshaft.checkpoint.reader import Reader
+from camshaft.checkpoint.store import Store
+from camshaft.data import DataModule
+from camshaft.errors import CamshaftError, CheckpointError, DataError
+from camshaft.loggers.base import Logger, Run, Sinks
+from camshaft.module import Module
+from camshaft.recipe.settings import Settings
+from camshaft.rundir import RunDirectory, continuable_run, newest_run
+from camshaft.signals import EXIT_CODES, heeding
+from camshaft.state import Stage, State
+
+
+@dataclass(slots=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        status: finished, stopped, interrupted or terminated.
+        step: optimizer updates taken.
+        metrics: the newest value of every name that was logged.
+        best: (value, step, checkpoint) of the monitored metric, when one is monitored.
+        module: the trained module.
+    """
+
+    status: str
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    run_dir: Path | None = None
+    best: tuple[float, int, str] | None = None
+    module: Module | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The code a process ends with: 0, 1, 130 or 143."""
+        return EXIT_CODES.get(self.status, 1)
+
+
+def run(
+    module: Module,
+    data: DataModule | Any | None = None,
+    *,
+    val_data: Any | None = None,
+    test_data: Any | None = None,
+    callbacks: Mapping[str, Callback] | None = None,
+    loggers: Mapping[str, Logger] | None = None,
+    strategy: Any = "single",
+    name: str | None = None,
+    **settings: Any,
+) -> Result:
+    """Train a module from Python or a notebook, as a recipe would.
+
+    ``data`` is a DataModule, or a training loader with ``val_data`` and ``test_data`` beside it: plain
+    PyTorch loaders, whose batch size is per rank. ``settings`` are the top-level keys of a recipe
+    (``max_epochs=10``, ``precision="bf16"``, ``batch_size=64``, ``device="cpu"``, ``runs_dir=...``).
+
+    Raises:
+        CamshaftError: anything is wrong that could be seen before training; or what training raised.
+    """
+    from camshaft.direct import direct_parts
+
+    parts = direct_parts(
+        module, _as_data(data, val_data, test_data), strategy=strategy, name=name or type(module).__name__.lower(),
+        callbacks=callbacks or {}, loggers=loggers or {}, settings=settings,
+    )  # fmt: skip
+    return execute(parts)
+
+
+class PlainData(DataModule):
+    """Loaders that were passed from Python, as a data module."""
+
+    def __init__(self, train: Any, val: Any = None, test: Any = None) -> None:
+        self._train, self._val, self._test = train, val, test
+
+    def train_dataloader(self) -> Any:
+        """Return the training loader."""
+        return self._train
+
+    def val_dataloader(self) -> Any:
+        """Return the validation loaders."""
+        return self._val
+
+    def test_dataloader(self) -> Any:
+        """Return the test loaders."""
+        return self._test
+
+
+def _as_data(data: Any, val_data: Any, test_data: Any) -> DataModule | None:
+    if data is None or isinstance(data, DataModule):
+        return data
+    return PlainData(data, val_data, test_data)
+
+
+def execute(parts: Parts, stage: Stage = "fit", checkpoint: str | None = None) -> Result:
+    """Run a composed session on this rank; every rank calls this.
+
+    ``checkpoint`` is where an evaluation gets its weights: a path, "last" or "best" of the newest run.
+    """
+    strategy = parts.strategy
+    strategy.launch()
+    try:
+        directory, message = _choose_directory(parts, stage) if not parts.settings.fast_dev_run else (None, "")
+        if message and strategy.is_main:
+            _say(message)
+        if stage == "fit":
+            return _fit(parts, directory)
+        return _evaluate(parts, stage, checkpoint or "best", directory)
+    finally:
+        strategy.teardown()
+
+
+def explain(parts: Parts) -> str:
+    """Return every event with its listeners in the order they run, without building anything."""
+    from camshaft.hooks import Hooks
+
+    return Hooks(parts.callbacks).explain()
+
+
+def _fit(parts: Parts, directory: RunDirectory | None) -> Result:
+    run_dir = directory.path if directory is not None else None
+    if parts.settings.fast_dev_run:
+        parts.callbacks = {n: c for n, c in parts.callbacks.items() if not isinstance(c, Checkpoint)}
+        parts.loggers = {}
+    assembled = assemble(parts, "fit", run_dir)
+    state, hooks = assembled.state, assembled.hooks
+    step = loop.train_step if state.module.automatic_optimization else _driver(state)
+    with _store(assembled, directory), _reporting(assembled, directory), heeding(state):
+        _resume(assembled, directory)
+        _open_loggers(assembled, directory)
+        loop.fit(state, hooks, step=step)
+        if state.status == "finished":
+            _test(assembled)
+    return _finish(assembled, directory)
+
+
+def _driver(state: State) -> Any:
+    return state.module._attached.driver  # type: ignore[attr-defined]  # noqa: SLF001 - the link of this very run
+
+
+@contextmanager
+def _store(assembled: Assembled, directory: RunDirectory | None) -> Iterator[None]:
+    wanted = any(isinstance(callback, Checkpoint) for callback in assembled.parts.callbacks.values())
+    if directory is None or not wanted:
+        yield
+        return
+    strategy = assembled.parts.strategy
+    with Store(directory.checkpoints, peers=strategy, strategy=strategy.name) as store:
+        assembled.state.store = store
+        yield
+
+
+@contextmanager
+def _reporting(assembled: Assembled, directory: RunDirectory | None) -> Iterator[None]:
+    """Keep ``status.json`` true, and close data and loggers whatever happens."""
+    state = assembled.state
+    report: Callable[..., None] = directory.report if directory and state.strategy.is_main else _silent
+    report(state="running", name=assembled.parts.name)
+    try:
+        yield
+    except BaseException as error:
+        report(state=state.status if state.status != "running" else "failed", error=f"{type(error).__name__}: {error}",
+               step=state.progress.step, epoch=state.progress.epoch)  # fmt: skip
+        raise
+    finally:
+        state.loggers.close(state.status)
+        state.module.attach(None)
+        if assembled.data is not None:
+            assembled.data.teardown("fit")
+
+
+def _silent(**_changes: Any) -> None:
+    """Report nothing: there is no directory, or this rank does not write."""
+
+
+def _resume(assembled: Assembled, directory: RunDirectory | None) -> None:
+    wanted = assembled.parts.settings.resume
+    state = assembled.state
+    if wanted == "never" or directory is None or state.store is None:
+        return
+    path = Path(wanted)
+    if wanted == "auto" or (path / "checkpoints").is_dir():
+        found = state.store.latest()
+    else:
+        found = state.store.resolve(wanted)
+    if found is None:
+        return
+    for passed in found.passed_over:
+        if state.strategy.is_main:
+            _say(f"Passed over {passed.path}: {passed.why}")
+    with Reader(found.path) as reader:
+        restore(state, assembled.hooks, reader)
+    if assembled.data is not None and (saved := _data_state(reader := Reader(found.path))):
+        assembled.data.load_state_dict(saved)
+        reader.close()
+    if state.strategy.is_main:
+        _say(f"Resumed from {found.path} at step {state.progress.step}.")
+
+
+def _data_state(reader: Reader) -> dict[str, Any]:
+    saved = reader.data("data")
+    return saved if isinstance(saved, dict) else {}
+
+
+def _open_loggers(assembled: Assembled, directory: RunDirectory | None) -> None:
+    state, parts = assembled.state, assembled.parts
+    if not state.strategy.is_main:
+        return
+    state.loggers = Sinks(parts.loggers)
+    path = directory.path if directory is not None else None
+    state.loggers.open(Run(parts.name, path, parts.recipe, dict(state.module.hparams), state.progress.step))
+
+
+def _test(assembled: Assembled) -> None:
+    """Report the test split that training never saw, when there is one and the recipe does not forbid it."""
+    state, wanted = assembled.state, assembled.parts.settings.test
+    has_step = state.module.overrides("test_step") or state.module.overrides("validation_step")
+    if wanted is False or not has_step:
+        return
+    sources = assembled.sources("test")
+    if sources:
+        loop.run_evaluation(state, assembled.hooks, "test", sources)
+    elif wanted is True:
+        raise DataError("test is true, and there is no test_dataloader.", fix="Write one, or set test: auto.")
+
+
+def _finish(assembled: Assembled, directory: RunDirectory | None) -> Result:
+    state = assembled.state
+    metrics = {name: value for name, (value, _) in state.values.items()}
+    keeper = next((c for c in state.callbacks.values() if isinstance(c, Checkpoint)), None)
+    best = keeper.best if keeper is not None else None
+    result = Result(state.status, state.progress.step, metrics, state.run_dir, best, state.module)
+    if not state.strategy.is_main:
+        return result
+    state.loggers.log_hparams(dict(state.module.hparams), metrics)
+    if directory is not None:
+        record = {"value": best[0], "step": best[1], "checkpoint": best[2]} if best is not None else None
+        named = {"name": keeper.monitor, **record} if record is not None and keeper is not None else None
+        directory.report(
+            state=state.status, step=state.progress.step, epoch=state.progress.epoch, best=named, metrics=metrics
+        )
+    _say_last(assembled, keeper, result)
+    return result
+
+
+def _say_last(assembled: Assembled, keeper: Checkpoint | None, result: Result) -> None:
+    """Say where the run lies, what its best value was, and how to go on."""
+    state = assembled.state
+    reason = f" ({state.stop_reason})" if state.stop_reason else ""
+    _say(f"{result.status.capitalize()} after {result.step} steps, {state.progress.epoch} epochs{reason}.")
+    tests = {name: value for name, value in result.metrics.items() if name.startswith("test")}
+    if tests:
+        _say("Test split: " + ", ".join(f"{name} {value:.4g}" for name, value in sorted(tests.items())))
+    if result.best is not None and keeper is not None:
+        _say(f"Best {keeper.monitor}: {result.best[0]:.4g} at step {result.best[1]}, in {result.best[2]}.")
+    if result.run_dir is not None:
+        _say(f"Run directory: {result.run_dir}")
+        if state.store is not None:
+            _say(f"Continue it: python -m camshaft.fit {result.run_dir / 'recipe.yaml'} resume={result.run_dir}")
+
+
+def _evaluate(parts: Parts, stage: Stage, checkpoint: str, directory: RunDirectory | None) -> Result:
+    """Evaluate a checkpoint once: validate, test or predict."""
+    assembled = assemble(parts, stage, directory.path if directory is not None else None)
+    state, hooks = assembled.state, assembled.hooks
+    try:
+        path = find_checkpoint(checkpoint, directory)
+        with Reader(path) as reader:
+            restore_for_evaluation(state, hooks, reader)
+        with loop.session(state, hooks):
+            metrics = loop.run_evaluation(state, hooks, stage, _require_sources(assembled, stage)) or {}  # type: ignore[arg-type]
+        state.status = "finished"
+    finally:
+        state.module.attach(None)
+        if assembled.data is not None:
+            assembled.data.teardown(stage)
+    if state.strategy.is_main:
+        _say(f"{stage} of {path} (step {state.progress.step})")
+        for name, value in sorted(metrics.items()):
+            _say(f"  {name}: {value:.6g}")
+    return Result(state.status, state.progress.step, metrics, state.run_dir, module=state.module)
+
+
+def _require_sources(assembled: Assembled, stage: Stage) -> list[Any]:
+    sources = assembled.sources(stage)
+    if not sources:
+        raise DataError(
+            f"there is no data to {stage}: neither the data nor the module has such a loader.",
+            fix="Write val_dataloader, test_dataloader or predict_dataloader.",
+        )
+    return sources
+
+
+def find_checkpoint(wanted: str, directory: RunDirectory | None) -> Path:
+    """Return the directory of a checkpoint: a path to it, to its run, or "last" or "best" of ``directory``.
+
+    "best" falls back on "last" where the run monitored nothing.
+    """
+    path = Path(wanted)
+    if (path / "manifest.json").is_file():
+        return path
+    store_dir = path / "checkpoints" if (path / "checkpoints").is_dir() else None
+    if store_dir is None:
+        if wanted not in ("last", "best") or directory is None:
+            raise CheckpointError(
+                f"there is no checkpoint {wanted!r}.",
+                fix="Give the path of a checkpoint or a run directory, or 'last' or 'best' of a run that saved one.",
+            )
+        store_dir = directory.checkpoints
+    store = Store(store_dir)
+    names = [wanted, "last"] if wanted == "best" else [wanted if wanted == "last" else "last"]
+    for name in names:
+        try:
+            found = store.resolve(name)
+        except CheckpointError:
+            if name == names[-1]:
+                raise
+            continue
+        if found is not None:
+            return Path(str(found.path))
+    raise CheckpointError(f"{store_dir} holds no checkpoint.", fix="Train first.")
+
+
+def _choose_directory(parts: Parts, stage: Stage) -> tuple[RunDirectory | None, str]:
+    """Choose, on the main process and for all, the directory of the run: a new one, or the one to continue."""
+    strategy, settings = parts.strategy, parts.settings
+    chosen: tuple[str | None, str, CamshaftError | None] = (None, "", None)
+    if strategy.is_main:
+        try:
+            path, message = _directory(parts, stage)
+            chosen = (None if path is None else str(path), message, None)
+        except CamshaftError as error:
+            chosen = (None, "", error)
+    path_text, message, problem = strategy.broadcast_object(chosen)
+    if problem is not None:
+        raise problem
+    del settings
+    return (None if path_text is None else RunDirectory.open(Path(path_text))), message
+
+
+def _directory(parts: Parts, stage: Stage) -> tuple[Path | None, str]:
+    settings, name = parts.settings, parts.name
+    runs_dir, message = Path(settings.runs_dir), ""
+    if stage != "fit":
+        return newest_run(runs_dir, name), ""
+    if settings.resume == "auto":
+        path, message = continuable_run(runs_dir, name, parts.recipe)
+        if path is not None:
+            return path, message
+    elif settings.resume != "never":
+        return _run_of(Path(settings.resume)), ""
+    created = RunDirectory.create(runs_dir, name)
+    created.write("recipe.yaml", parts.recipe)
+    created.write("recipe.source.yaml", parts.source)
+    if parts.provenance is not None:
+        created.write("provenance.json", json.dumps(parts.provenance(), indent=2) + "\n")
+    return created.path, message
+
+
+def _run_of(path: Path) -> Path:
+    """Return the run directory that a path to it, or to one of its checkpoints, means."""
+    if (path / "checkpoints").is_dir():
+        return path
+    if path.parent.name == "checkpoints" and path.is_dir():
+        return path.parent.parent
+    raise CheckpointError(
+        f"resume is {str(path)!r}, and there is no run or checkpoint.",
+        fix="Give a run directory (runs/NAME/TIME), one of its checkpoints, auto or never.",
+    )
+
+
+def _say(line: str) -> None:
+    from camshaft.terminal import console
+
+    console().print(line, highlight=False, markup=False, soft_wrap=True)
