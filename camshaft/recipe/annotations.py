@@ -45,7 +45,10 @@ class Kind:
         if isinstance(node, ast.Constant) and node.value is None:
             return "None", []
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-            return "Union", [self._child(node.left), self._child(node.right)]
+            members = [self._child(node.left), self._child(node.right)]
+            return "Union", [
+                inner for kind in members for inner in (kind.arguments if kind.name == "Union" else [kind])
+            ]
         if isinstance(node, ast.Subscript):
             head = ast.unparse(node.value).rpartition(".")[2]
             items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -214,6 +217,14 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "Schedule": _is_interval,
     "ScheduleLike": _is_interval,
 }
+_UNITS = "steps?|epochs?|s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?"
+INTERVAL: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "pattern": rf"^\s*\d+(\.\d+)?\s*({_UNITS})\s*$"},
+        {"type": "integer", "minimum": 1},
+        {"type": "object", "properties": {"every": {}, "at": {}, "after": {}}, "additionalProperties": False},
+    ]
+}
 _SCHEMAS: dict[str, dict[str, Any]] = {
     "int": {"type": "integer"},
     "float": {"type": "number"},
@@ -222,8 +233,8 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
     "Path": {"type": "string"},
     "PathLike": {"type": "string"},
     "None": {"type": "null"},
-    "Schedule": {"type": ["string", "integer", "object"]},
-    "ScheduleLike": {"type": ["string", "integer", "object"]},
+    "Schedule": INTERVAL,
+    "ScheduleLike": INTERVAL,
 }
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import PurePath
 from typing import Any
 
-from camshaft.recipe.annotations import Kind
+from camshaft.recipe.annotations import INTERVAL, Kind
 from camshaft.recipe.check import kind_of
 from camshaft.recipe.modules import Definition, find
 from camshaft.recipe.registry import SHORTHANDS, SLOTS, Slot
@@ -15,14 +15,6 @@ from camshaft.recipe.settings import RECORDS, Settings, fields
 from camshaft.recipe.signatures import Signature, signature
 
 _INTERPOLATED = {"type": "string", "pattern": r"\$\{|^\?\?\?$"}
-_INTERVAL = r"^\s*\d+(\.\d+)?\s*(steps?|epochs?|s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?)\s*$"
-INTERVAL: dict[str, Any] = {
-    "anyOf": [
-        {"type": "string", "pattern": _INTERVAL},
-        {"type": "integer", "minimum": 1},
-        {"type": "object", "properties": {"every": {}, "at": {}, "after": {}}, "additionalProperties": False},
-    ]
-}
 _EXTRA: dict[str, Any] = {
     "every": INTERVAL | {"description": "When its step events fire: '500 steps', '2 epochs', '10 minutes'."},
     "at": {
@@ -66,7 +58,7 @@ def _setting(field: dataclasses.Field[Any]) -> dict[str, Any]:
     doc = str(field.metadata["doc"])
     names = [part.strip() for part in str(field.type).split("|")]
     records = [RECORDS[name] for name in names if name in RECORDS]
-    kind = _flexible(kind_of(field).schema(), field)
+    kind = _flexible(kind_of(field).schema())
     for record in records:
         inner = {name: _setting(item) for name, item in fields(record).items()}
         kind = {
@@ -85,9 +77,8 @@ def _setting(field: dataclasses.Field[Any]) -> dict[str, Any]:
     return result
 
 
-def _flexible(kind: dict[str, Any], field: dataclasses.Field[Any] | None = None) -> dict[str, Any]:
-    """Take an interpolation, or ???, wherever a plain value is taken; and whole floats for integers."""
-    del field
+def _flexible(kind: dict[str, Any]) -> dict[str, Any]:
+    """Take an interpolation, or ???, wherever a plain value is taken."""
     if not kind or kind.get("type") == "string":
         return kind
     options = kind["anyOf"] if set(kind) == {"anyOf"} else [kind]
@@ -155,8 +146,10 @@ def _shorthand(name: str, kind: dict[str, Any]) -> dict[str, Any]:
     sign = read(slot.builtins[name])
     if sign is None or not sign.parameters:
         return {}
-    first = next(iter(sign.parameters.values()))
-    options = [*kind.get("anyOf", []), Kind(first.annotation, first.source).schema(), _arguments(sign, slot, name)]
+    options = [*kind.get("anyOf", [{"type": kind["type"]} if "type" in kind else {}]), _arguments(sign, slot, name)]
+    if name != "checkpoint":
+        first = next(iter(sign.parameters.values()))
+        options.append(Kind(first.annotation, first.source).schema())
     options = [option for option in options if option not in ({"type": "object"}, {})]
     return {"anyOf": [option for index, option in enumerate(options) if option not in options[:index]]}
 
