@@ -16,9 +16,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments, inspect=not arguments.explain)
     if arguments.explain:
-        from camshaft.fit import explain_recipe
+        from camshaft import session
+        from camshaft.fit import recipe_parts
 
-        say(explain_recipe(recipe))
+        say(session.explain(recipe_parts(recipe)))
     elif arguments.plain:
         say(recipe.to_yaml().rstrip())
     else:

@@ -12,9 +12,12 @@ import sys
 import time
 from importlib.metadata import MetadataPathFinder
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from camshaft.recipe.redact import is_secret_variable, redact
+
+if TYPE_CHECKING:
+    from camshaft.recipe.recipe import Recipe
 
 _MAX_DIFF = 1 << 20
 _GIT_TIMEOUT_S = 10
@@ -22,13 +25,21 @@ _VARIABLES = ("CUDA_", "NCCL_", "OMP_", "MKL_", "TORCH_", "PYTORCH_", "SLURM_", 
 
 
 def collect(
-    *, code: str | Path | None = None, seed: int | None = None, parent: str | Path | None = None
+    recipe: Recipe | None = None,
+    *,
+    code: str | Path | None = None,
+    seed: int | None = None,
+    parent: str | Path | None = None,
 ) -> dict[str, Any]:
     """Return plain data that says how to repeat this run.
 
-    ``code`` is the folder of the user's Python; its repository's revision and uncommitted changes are
-    recorded. ``parent`` is the checkpoint that the run starts from. Call it on the main process.
+    ``code`` is the folder of the user's Python, by default the recipe's: the revision of its repository
+    and uncommitted changes are recorded. ``parent`` is the checkpoint that the run starts from. Call it
+    on the main process.
     """
+    if recipe is not None:
+        code = code if code is not None else recipe.config.get("code") or recipe.directory
+        seed = seed if seed is not None else recipe.settings.seed
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": [redact(word) for word in sys.orig_argv],
@@ -39,6 +50,8 @@ def collect(
         "packages": packages(),
         "hardware": hardware(),
         "environment": environment(),
+        "recipes": list(recipe.paths) if recipe is not None else [],
+        "overrides": [redact(text) for text in recipe.overrides] if recipe is not None else [],
         "seed": seed,
         "parent_checkpoint": str(parent) if parent is not None else None,
     }

@@ -24,7 +24,8 @@ def recipe(text, *overrides):
 
 def test_module_data_and_strategy_are_built_with_their_arguments(trusted):
     loaded = recipe(
-        "module: {_target_: net.Net, hidden: 5}\ndata: {_target_: net.Data, batch_size: 3}\nmax_epochs: 1\ndevice: cpu\n"
+        "module: {_target_: net.Net, hidden: 5}\n"
+        "data: {_target_: net.Data, batch_size: 3}\nmax_epochs: 1\ndevice: cpu\n"
     )
     assert build_module(loaded).hidden == 5
     assert build_data(loaded).batch_size == 3
@@ -36,7 +37,10 @@ def test_without_data_there_is_none(trusted):
 
 
 def test_objects_inside_arguments_are_built(trusted):
-    text = "module: {_target_: net.Net, head: {_target_: torch.nn.Linear, in_features: 2, out_features: 3}}\nmax_epochs: 1\n"
+    text = (
+        "module: {_target_: net.Net, head: {_target_: torch.nn.Linear, in_features: 2, out_features: 3}}\n"
+        "max_epochs: 1\n"
+    )
     assert build_module(recipe(text)).head.out_features == 3
 
 
@@ -52,9 +56,13 @@ def test_a_schedule_and_an_error_policy_are_taken_off_and_set(trusted):
 
 
 def test_an_argument_of_the_constructor_is_not_taken_off(trusted):
-    text = f"module: {{_target_: net.Net}}\nmax_epochs: 1\ncallbacks: {{o: {{_target_: net.Often, every: 3 steps}}, {OFF}}}\n"
+    text = (
+        f"module: {{_target_: net.Net}}\nmax_epochs: 1\n"
+        f"callbacks: {{o: {{_target_: net.Often, every: 3 steps}}, {OFF}}}\n"
+    )
     built = build_callbacks(recipe(text))["o"]
-    assert built.every == "3 steps" and built.schedule is None
+    assert built.every == "3 steps"
+    assert built.schedule is None
 
 
 def test_no_logger_is_built_when_all_are_off(trusted):
@@ -75,13 +83,18 @@ def test_every_built_in_optimizer_is_built(trusted, name):
 @pytest.mark.parametrize(
     ("entry", "interval"),
     [
-        ("cosine, warmup_steps: 2", "step"), ("linear", "step"), ("constant", "step"), ("inverse_sqrt, warmup_steps: 2", "step"),
+        ("cosine, warmup_steps: 2", "step"), ("linear", "step"),
+        ("constant", "step"), ("inverse_sqrt, warmup_steps: 2", "step"),
         ("step, step_size: 3", None), ("multistep, milestones: [2]", None), ("exponential, gamma: 0.9", None),
-        ("plateau, monitor: val/loss", None), ("onecycle, max_lr: 0.1", None), ("step, step_size: 3, interval: step", "step"),
+        ("plateau, monitor: val/loss", None), ("onecycle, max_lr: 0.1", None),
+        ("step, step_size: 3, interval: step", "step"),
     ],
 )  # fmt: skip
 def test_every_built_in_scheduler_is_built(trusted, entry, interval):
-    text = f"module: {{_target_: net.Net}}\nmax_epochs: 1\noptimizer: {{name: sgd, lr: 0.1}}\nscheduler: {{name: {entry}}}\n"
+    text = (
+        f"module: {{_target_: net.Net}}\nmax_epochs: 1\n"
+        f"optimizer: {{name: sgd, lr: 0.1}}\nscheduler: {{name: {entry}}}\n"
+    )
     loaded = recipe(text)
     optimizer = build_optimizer(loaded)([torch.nn.Parameter(torch.zeros(1))])
     plan = build_scheduler(loaded)(optimizer, 100)
@@ -89,7 +102,8 @@ def test_every_built_in_scheduler_is_built(trusted, entry, interval):
     assert plan.name == entry.partition(",")[0]
     plan.resolve(100)
     if entry.startswith("onecycle"):
-        assert plan.scheduler.total_steps == 100 and plan.interval == "step"
+        assert plan.scheduler.total_steps == 100
+        assert plan.interval == "step"
 
 
 def test_a_schedule_over_a_run_of_unknown_length_says_so(trusted):
@@ -104,7 +118,8 @@ def test_a_schedule_over_a_run_of_unknown_length_says_so(trusted):
 def test_an_error_of_a_constructor_is_located(trusted):
     (trusted / "other.py").write_text(
         "from camshaft.module import Module\nfrom camshaft.errors import ModuleError\n"
-        "class Bad(Module):\n    def __init__(self, x: int):\n        raise ModuleError('x is odd.', fix='Make it even.')\n"
+        "class Bad(Module):\n    def __init__(self, x: int):\n"
+        "        raise ModuleError('x is odd.', fix='Make it even.')\n"
         "class Worse(Module):\n    def __init__(self, x: int):\n        raise ValueError('no')\n"
     )
     from camshaft.errors import ModuleError
@@ -112,12 +127,15 @@ def test_an_error_of_a_constructor_is_located(trusted):
     with pytest.raises(ModuleError) as caught:
         build_module(recipe("max_epochs: 1\nmodule: {_target_: other.Bad, x: 1}\n"))
     assert str(caught.value) == "r.yaml:2: module: x is odd.\n  Make it even."
-    with pytest.raises(RecipeError, match="r.yaml:2: module: Worse could not be built: ValueError: no"):
+    with pytest.raises(RecipeError, match=r"r.yaml:2: module: Worse could not be built: ValueError: no"):
         build_module(recipe("max_epochs: 1\nmodule: {_target_: other.Worse, x: 1}\n"))
 
 
 def test_defaults_come_around_the_recipes_own_callbacks(trusted):
-    text = "module: {_target_: net.Net}\nmax_epochs: 1\nseed: 7\ncallbacks: {f: {_target_: net.Freeze, depth: 1}, progress: null}\n"
+    text = (
+        "module: {_target_: net.Net}\nmax_epochs: 1\nseed: 7\n"
+        "callbacks: {f: {_target_: net.Freeze, depth: 1}, progress: null}\n"
+    )
     loaded = recipe(text)
     assert list(loaded.config["callbacks"]) == ["seed", "finite", "f", "progress", "summary", "checkpoint"]
     assert loaded.settings.seed == 7

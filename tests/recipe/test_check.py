@@ -10,7 +10,8 @@ GOOD = "module: {_target_: net.Net}\nmax_epochs: 1\n"
 def test_all_mistakes_come_at_once_with_their_lines_and_nearest_names(project):
     assert errors(
         "module:\n  _target_: net.Net\n  hiden: 3\n  dropout: often\n"
-        "optimzer: {name: adamw}\nmax_epochs: yes\ncallbacks:\n  chekpoint: {}\n  freeze: {_target_: net.Freeze, mode: mni}\n"
+        "optimzer: {name: adamw}\nmax_epochs: yes\ncallbacks:\n"
+        "  chekpoint: {}\n  freeze: {_target_: net.Freeze, mode: mni}\n"
     ) == (
         "r.yaml has 7 mistakes.\n"
         "r.yaml:3: module.hiden is not an argument of net.Net.\n"
@@ -77,7 +78,8 @@ def test_numbers_where_text_is_wanted_ask_for_quotes(project):
 
 def test_whole_numbers_may_be_written_as_1e3(project):
     recipe = read("module: {_target_: net.Net, hidden: 1e2}\nmax_steps: 1e3\n")
-    assert recipe.config["module"]["hidden"] == 100 and isinstance(recipe.config["module"]["hidden"], int)
+    assert recipe.config["module"]["hidden"] == 100
+    assert isinstance(recipe.config["module"]["hidden"], int)
     assert recipe.settings.max_steps == 1000
     assert "max_steps is 1000.5" in errors("module: {_target_: net.Net}\nmax_steps: 1000.5\n")
 
@@ -109,7 +111,10 @@ def test_arguments_that_a_class_collects_are_free(project):
 
 
 def test_objects_inside_arguments_are_checked_too(project):
-    text = "module: {_target_: net.Net, head: {_target_: torch.nn.Linear, in_features: 2, out_featurs: 3}}\nmax_epochs: 1\n"
+    text = (
+        "module: {_target_: net.Net, head: {_target_: torch.nn.Linear, in_features: 2, out_featurs: 3}}\n"
+        "max_epochs: 1\n"
+    )
     assert errors(text) == (
         "r.yaml has 2 mistakes.\n"
         "r.yaml:1: module.head.out_featurs is not an argument of torch.nn.Linear.\n"

@@ -89,7 +89,8 @@ def test_completion_names_the_commands_and_keys(shell, capsys):
     assert main(["completion", shell]) == 0
     text = capsys.readouterr().out
     assert all(command in text for command in COMMANDS)
-    assert "max_epochs=" in text and "{{" not in text
+    assert "max_epochs=" in text
+    assert "{{" not in text
 
 
 def test_bash_completes_a_command():

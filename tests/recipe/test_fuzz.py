@@ -1,6 +1,8 @@
 """Malformed recipes give a clean error or a valid recipe, never a traceback."""
 
+import contextlib
 import string
+from pathlib import Path
 
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -14,8 +16,10 @@ from camshaft.recipe.source import parse
 SLOW = settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-WORDS = ["module", "_target_", "net.Net", "torch.nn.Linear", "name", "adamw", "every", "1 epoch", "${name}", "${", "???", "checkpoint",
-         "ema", "at", "after", "null", "os.system", "", "1e3", "on", "a.b", "extends", "base.yaml", "${oc.env:HOME}"]  # fmt: skip
+WORDS = ["module", "_target_", "net.Net", "torch.nn.Linear", "name",
+"adamw", "every", "1 epoch", "${name}", "${", "???", "checkpoint",
+         "ema", "at", "after", "null", "os.system", "", "1e3", "on",
+         "a.b", "extends", "base.yaml", "${oc.env:HOME}"]  # fmt: skip
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(WORDS) | st.text(max_size=20)
 values = st.recursive(
     scalars,
@@ -28,13 +32,13 @@ recipes = st.dictionaries(st.sampled_from([*fields(Settings), "extends", "unknow
 
 
 def attempt(text, overrides=()):
-    with open("fuzz.yaml", "w", encoding="utf-8", errors="surrogatepass") as file:
-        file.write(text)
+    Path("fuzz.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
         recipe = load("fuzz.yaml", overrides, inspect=True)
     except RecipeError as error:
-        assert str(error)
-        assert len(str(error)) < 100_000
+        message = str(error)
+        if not message or len(message) > 100_000:
+            raise
         return None
     assert isinstance(recipe, Recipe)
     assert isinstance(recipe.settings, Settings)
@@ -53,8 +57,7 @@ def test_any_value_on_top_of_a_right_recipe(project, data):
     good = {"module": {"_target_": "net.Net"}, "max_epochs": 3, "optimizer": {"name": "adamw"}}
     recipe = attempt(yaml.safe_dump(good | data, allow_unicode=True))
     if recipe is not None:
-        with open("again.yaml", "w", encoding="utf-8") as file:
-            file.write(recipe.to_yaml())
+        Path("again.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
         again = load("again.yaml", inspect=True)
         assert again.to_yaml() == recipe.to_yaml()
 
@@ -69,10 +72,8 @@ def test_any_text(project, text):
 @given(st.text(alphabet="{}[]:-,&*!|>'\"%@`#?\n\t ab1.~$<=", max_size=80))
 def test_any_yaml_punctuation(project, text):
     attempt(text)
-    try:
+    with contextlib.suppress(RecipeError):
         parse(text, "x")
-    except RecipeError:
-        pass
 
 
 @SLOW
@@ -84,9 +85,6 @@ def test_any_override(project, overrides):
 @SLOW
 @given(st.binary(max_size=200))
 def test_any_bytes(project, data):
-    with open("fuzz.yaml", "wb") as file:
-        file.write(data)
-    try:
+    Path("fuzz.yaml").write_bytes(data)
+    with contextlib.suppress(RecipeError):
         load("fuzz.yaml", inspect=True)
-    except RecipeError:
-        pass

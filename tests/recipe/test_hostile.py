@@ -77,7 +77,7 @@ PATHS = {
     "spaces": target('"os .system"'),
     "colon": target('"os:system"'),
     "slash": target('"os/system"'),
-    "unicode look-alike": target('"оs.system"'),
+    "unicode look-alike": target('"\u043es.system"'),
     "newline": target('"torch.nn.Linear\\nos.system"'),
     "nul": target('"torch.nn\\0.Linear"'),
     "empty": target('""'),
@@ -177,7 +177,7 @@ EXTENDS = {
 }
 SECRETS = {
     "a key by its shape": f"{target('camshaft.module.Module')}callbacks: {{x: {{_target_: a.B, v: {SECRET}}}}}",
-    "a key by its name": f"{target('camshaft.module.Module')}loggers: {{x: {{_target_: a.B, api_key: hunter2hunter2}}}}",
+    "a key by its name": f"{target('camshaft.module.Module')}loggers: {{x: {{_target_: a.B, api_key: hunter2hunter}}}}",
     "a variable in a hyper-parameter": target("camshaft.module.Module", ", x: '${oc.env:WANDB_API_KEY}'"),
 }
 GROUPS = {
@@ -203,7 +203,8 @@ def test_a_hostile_recipe_is_refused(name, tmp_path, monkeypatch):
     assert time.perf_counter() - start < 2
     message = str(caught.value)
     assert "the-secret-itself" not in message
-    assert SECRET not in message and "hunter2hunter2" not in message
+    assert SECRET not in message
+    assert "hunter2" not in message
     assert len(message) < 20_000
     assert not Path("pwned").exists()
     new = {module.partition(".")[0] for module in set(sys.modules) - before}

@@ -29,7 +29,7 @@ def test_it_overwrites_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "model.py").write_text("mine")
-    with pytest.raises(RecipeError, match="already holds model.py"):
+    with pytest.raises(RecipeError, match=r"already holds model.py"):
         main(["p"])
     assert (tmp_path / "p" / "model.py").read_text() == "mine"
     assert not (tmp_path / "p" / "recipe.yaml").exists()

@@ -66,7 +66,8 @@ def test_a_secret_is_read_when_its_object_is_built_and_is_nowhere_else(trusted, 
 
     monkeypatch.setenv("TRACKER_TOKEN", "very-secret-text")
     (trusted / "other.py").write_text(
-        "from camshaft.callback import Callback\nclass Track(Callback):\n    def __init__(self, token: str): self.token = token\n"
+        "from camshaft.callback import Callback\nclass Track(Callback):\n"
+        "    def __init__(self, token: str): self.token = token\n"
     )
     off = "seed: null, finite: null, summary: null, checkpoint: null, progress: null"
     (trusted / "r.yaml").write_text(

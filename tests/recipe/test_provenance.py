@@ -25,7 +25,9 @@ def repository(tmp_path):
 def test_a_clean_repository_is_recorded_by_its_revision(repository):
     record = provenance.git(repository)
     assert len(record["revision"]) == 40
-    assert record["branch"] == "main" and record["is_clean"] and record["diff"] == ""
+    assert record["branch"] == "main"
+    assert record["is_clean"]
+    assert record["diff"] == ""
     assert record["remote"] == f"https://{HIDDEN}@example.com/x.git"
 
 
@@ -33,7 +35,9 @@ def test_changes_are_recorded_without_their_secrets(repository):
     (repository / "a.py").write_text("x = 2\napi_key = 'abcdef123456'\n")
     (repository / "new.py").write_text("")
     record = provenance.git(repository)
-    assert not record["is_clean"] and "+x = 2" in record["diff"] and record["untracked"] == ["new.py"]
+    assert not record["is_clean"]
+    assert "+x = 2" in record["diff"]
+    assert record["untracked"] == ["new.py"]
     assert "abcdef123456" not in record["diff"]
 
 
@@ -58,8 +62,10 @@ def test_everything_that_repeats_a_run_is_recorded(repository, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("SLURM_JWT_TOKEN", "should-never-be-seen")
     record = provenance.collect(code=repository, seed=7, parent="runs/a/step_10")
-    assert record["seed"] == 7 and record["parent_checkpoint"] == "runs/a/step_10"
-    assert record["packages"]["torch"] and record["packages"]["omegaconf"]
+    assert record["seed"] == 7
+    assert record["parent_checkpoint"] == "runs/a/step_10"
+    assert record["packages"]["torch"]
+    assert record["packages"]["omegaconf"]
     assert record["hardware"]["cores"] == os.cpu_count()
     assert record["environment"]["CUDA_VISIBLE_DEVICES"] == "0"
     assert record["command"]
@@ -69,7 +75,8 @@ def test_everything_that_repeats_a_run_is_recorded(repository, monkeypatch):
 @pytest.mark.parametrize(
     "text",
     [
-        "token sk-abcdefghijklmnopqrstuv here", "--api_key=abcdefgh", "password: hunter2hunter2", "hf_abcdefghijklmnopqrst",
+        "token sk-abcdefghijklmnopqrstuv here", "--api_key=abcdefgh",
+        "password: hunter2hunter2", "hf_abcdefghijklmnopqrst",
         "ghp_abcdefghijklmnopqrst", "AKIAABCDEFGHIJKLMNOP", "https://me:pass@host/x", "MY_SECRET=abcdefgh",
         "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
     ],
@@ -92,3 +99,13 @@ def test_ordinary_words_are_no_secrets():
     assert all(map(is_secret_argument, ["api_key", "apikey", "hf_token", "password", "client_secret"]))
     assert all(map(is_secret_variable, ["WANDB_API_KEY", "HF_TOKEN", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY"]))
     assert not any(map(is_secret_variable, ["HOME", "MONKEY_ISLAND", "TOKENIZERS_PARALLELISM"]))
+
+
+def test_the_recipe_says_its_files_overrides_and_seed(project):
+    from helpers import read
+
+    loaded = read("module: {_target_: net.Net}\nmax_epochs: 1\n", ["seed=9"])
+    record = provenance.collect(loaded)
+    assert record["seed"] == 9
+    assert record["recipes"] == ["r.yaml"]
+    assert record["overrides"] == ["seed=9"]

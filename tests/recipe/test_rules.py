@@ -66,7 +66,8 @@ def test_plateau_watches_a_metric(project):
 
 def test_times_are_lengths_of_time(project):
     assert errors(f"{M}max_time: 3 epochs\n") == (
-        "r.yaml:2: max_time is '3 epochs', and must be a length of time.\n  Write for example '90 minutes' or '2 hours'."
+        "r.yaml:2: max_time is '3 epochs', and must be a length of time.\n"
+        "  Write for example '90 minutes' or '2 hours'."
     )
     assert "launch.hang_timeout is 'long'" in errors(f"{GOOD}launch: {{hang_timeout: long}}\n")
 

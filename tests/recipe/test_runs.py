@@ -54,7 +54,9 @@ def test_a_run_whose_process_is_gone_has_died(place, capsys):
     make(place, "a/2", "running", pid=os.getpid())
     main([])
     text = capsys.readouterr().out
-    assert text.count("died") == 1 and text.count("running") == 1 and text.count("resume:") == 1
+    assert text.count("died") == 1
+    assert text.count("running") == 1
+    assert text.count("resume:") == 1
 
 
 def test_damaged_files_are_read_as_empty(place, capsys):
@@ -70,7 +72,8 @@ def test_runs_of_one_name_and_json(place, capsys):
     make(place, "b/1")
     assert main(["b", "--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)
-    assert run["path"] == "runs/b/1" and run["state"] == "finished"
+    assert run["path"] == "runs/b/1"
+    assert run["state"] == "finished"
 
 
 def test_no_runs_is_wrong_input(place):

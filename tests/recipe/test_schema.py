@@ -59,9 +59,12 @@ def test_a_mistake_does_not_fit(text):
 @pytest.mark.parametrize(
     "text",
     [
-        "max_epochs: ${max_steps}", "module: {_target_: a.B, x: 1}", "callbacks: {mine: {_target_: a.B, every: 3 steps}}",
-        "callbacks: {checkpoint: null}", "optimizer: {_target_: a.B, x: 1}", "optimizer: {name: sgd, lr: 0.1}", "strategy: ddp",
-        "validate: {every: 10 steps, at_start: true}", "validate: null", "checkpoint: false", "extends: [a.yaml]", "seed: ???",
+        "max_epochs: ${max_steps}", "module: {_target_: a.B, x: 1}",
+        "callbacks: {mine: {_target_: a.B, every: 3 steps}}",
+        "callbacks: {checkpoint: null}", "optimizer: {_target_: a.B, x: 1}",
+        "optimizer: {name: sgd, lr: 0.1}", "strategy: ddp",
+        "validate: {every: 10 steps, at_start: true}", "validate: null",
+        "checkpoint: false", "extends: [a.yaml]", "seed: ???",
         "scheduler: {name: step, step_size: 3, interval: epoch}", "choices: {optimizer.lr: [1.0, 2.0]}",
     ],
 )  # fmt: skip

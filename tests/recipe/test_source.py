@@ -11,7 +11,8 @@ def data(text):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-3", 1e-3), ("1e3", 1000.0), ("1_000", 1000), ("-5", -5), ("+5", 5), ("0", 0), ("0.5", 0.5), (".5", 0.5), ("5.", 5.0),
+        ("1e-3", 1e-3), ("1e3", 1000.0), ("1_000", 1000), ("-5", -5),
+        ("+5", 5), ("0", 0), ("0.5", 0.5), (".5", 0.5), ("5.", 5.0),
         ("0x10", 16), ("0o17", 15), ("true", True), ("False", False), ("null", None), ("~", None), ("", None),
         ("on", "on"), ("yes", "yes"), ("no", "no"), ("off", "off"), ("1:30", "1:30"), ("2024-01-01", "2024-01-01"),
         ("'1e-3'", "1e-3"), ('"true"', "true"), ("1.2.3", "1.2.3"), (".inf", float("inf")), ("e3", "e3"), ("1e", "1e"),
@@ -19,7 +20,8 @@ def data(text):
 )  # fmt: skip
 def test_a_scalar_is_read_as_yaml_1_2_reads_it(text, value):
     read = data(f"a: {text}")["a"]
-    assert read == value and type(read) is type(value)
+    assert read == value
+    assert type(read) is type(value)
 
 
 def test_a_leading_zero_is_refused_because_yamls_differ():

@@ -7,8 +7,11 @@ from camshaft.recipe.trust import Allowed, allowed, is_trusted, refusal, resolve
 
 def test_a_prefix_ends_at_a_dot():
     allow = Allowed(("my_project", "torch.nn"))
-    assert allow.covers("my_project") and allow.covers("my_project.models.Net")
-    assert not allow.covers("my_project_evil.Net") and not allow.covers("torch.nnx") and not allow.covers("torch")
+    assert allow.covers("my_project")
+    assert allow.covers("my_project.models.Net")
+    assert not allow.covers("my_project_evil.Net")
+    assert not allow.covers("torch.nnx")
+    assert not allow.covers("torch")
 
 
 def test_an_allowed_package_is_imported_and_others_are_not(project, monkeypatch):
@@ -21,7 +24,8 @@ def test_the_readers_file_and_variable_allow_too(project, tmp_path, monkeypatch)
     (tmp_path / "home" / "allow").write_text("# mine\nmy_project\nenv:MY_TOKEN\n")
     monkeypatch.setenv("CAMSHAFT_ALLOW", "other_project,env:MORE")
     found = allowed([], None)
-    assert found.covers("my_project.x") and found.covers("other_project.x")
+    assert found.covers("my_project.x")
+    assert found.covers("other_project.x")
     assert found.variables == {"MY_TOKEN", "MORE"}
 
 
@@ -37,11 +41,14 @@ def test_trust_is_given_once_for_a_folder(project):
         load("r.yaml")
     assert str(caught.value) == (
         f"net.Net is Python in {project}, a folder that you have not trusted.\n"
-        "  Running it can do anything that you can. Read it, then pass --trust once, or set CAMSHAFT_TRUST to the folder."
+        "  Running it can do anything that you can. Read it, then pass --trust once, or set "
+        "CAMSHAFT_TRUST to the folder."
     )
     load("r.yaml", trust=True)
     load("r.yaml")
-    assert is_trusted(str(project)) and is_trusted(str(project / "below")) and not is_trusted(str(project.parent))
+    assert is_trusted(str(project))
+    assert is_trusted(str(project / "below"))
+    assert not is_trusted(str(project.parent))
 
 
 def test_trust_of_a_name_is_not_trust_of_a_longer_name(project, tmp_path):
@@ -63,7 +70,7 @@ def test_a_class_is_checked_by_identity(trusted):
     (trusted / "other.py").write_text("from fractions import Fraction as Number\nimport net\nNet = net.Net\n")
     allow = allowed([], str(trusted))
     assert resolve("other.Net", allow).__name__ == "Net"
-    with pytest.raises(RecipeError, match="another name for fractions.Fraction"):
+    with pytest.raises(RecipeError, match=r"another name for fractions.Fraction"):
         resolve("other.Number", allow)
     sys.modules.pop("other")
 
@@ -72,7 +79,7 @@ def test_an_object_that_hides_behind_anothers_name_is_refused(trusted):
     (trusted / "other.py").write_text(
         "import net\nclass Evil: pass\nEvil.__module__ = 'net'\nEvil.__qualname__ = 'Net'\n"
     )
-    with pytest.raises(RecipeError, match="another name for net.Net"):
+    with pytest.raises(RecipeError, match=r"another name for net.Net"):
         resolve("other.Evil", allowed([], str(trusted)))
 
 
