@@ -97,8 +97,14 @@ def _finish(
     granted = checker.allow
     values = dict(data)
     _expand(data, composed)
-    seed = (data["callbacks"].get("seed") or {}).get("seed", 0)
-    values |= {"callbacks": data["callbacks"], "loggers": data["loggers"], "seed": seed}
+    callbacks = data["callbacks"]
+    values |= {
+        "callbacks": callbacks,
+        "loggers": data["loggers"],
+        "seed": (callbacks.get("seed") or {}).get("seed", 0),
+        "precision": callbacks.get("precision"),
+        "checkpoint": False if callbacks.get("checkpoint") is None else callbacks["checkpoint"],
+    }
     name = data.get("name") or FilePath(composed.main).stem or "run"
     data["name"] = values["name"] = name
     if granted.local is not None and checker.local_targets:
