@@ -50,17 +50,28 @@ class Placement:
     pads: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where an epoch stands: samples handed out to all ranks, and batches handed out to all ranks."""
+
+    samples: int = 0
+    batches: int = 0
+
+
+START = Position()
+
+
 class Source(Protocol):
     """One loader, seen as rounds of micro-batches."""
 
-    def rounds(self) -> int | None:
-        """Return the micro-batches of an epoch on this rank; None when nobody knows."""
+    def rounds(self, position: Position = START) -> int | None:
+        """Return the micro-batches of this rank from there to the epoch's end; None when nobody knows."""
 
     def common_rounds(self) -> int:
         """Return how many rounds every rank is sure to have."""
 
-    def iterate(self, epoch: int, skip: int = 0) -> Iterator[MicroBatch]:
-        """Yield an epoch's micro-batches, without its first ``skip``."""
+    def iterate(self, epoch: int, position: Position = START) -> Iterator[MicroBatch]:
+        """Yield an epoch's micro-batches from there on."""
 
 
 def open_source(
@@ -122,26 +133,29 @@ class MapSource:
                 fix="Make batch_size smaller, or set drop_last=False.",
             )
 
-    def rounds(self) -> int | None:
-        """Return the rounds of an epoch; a rank without a share of the last one has one less."""
-        count = len(self.sampler)
-        return count if self.sampler.pads or self.sampler.counts(count - 1)[0] else count - 1
+    def rounds(self, position: Position = START) -> int | None:
+        """Return the rounds that are left; a rank without a share of the last one has one less."""
+        count = self.sampler.rounds(position.samples)
+        is_whole = self.sampler.pads or not count or self.sampler.counts(count - 1, position.samples)[0]
+        return count if is_whole else count - 1
 
     def common_rounds(self) -> int:
         """Return the rounds of an epoch, without a last one that some ranks have no share of."""
-        count = len(self.sampler)
         full = self.sampler.order.length // self.sampler.round_size
-        return count if self.sampler.pads else min(count, full)
+        return self.sampler.rounds() if self.sampler.pads else full
 
-    def iterate(self, epoch: int, skip: int = 0) -> Iterator[MicroBatch]:
-        """Yield from round ``skip`` on, at no cost for what is skipped."""
+    def iterate(self, epoch: int, position: Position = START) -> Iterator[MicroBatch]:
+        """Yield from ``position.samples`` on, at no cost for what is skipped."""
         self.sampler.order = self._order(epoch)
-        self.sampler.start = skip
+        self.sampler.position = position.samples
         placement = self._placement
         self._loader.generator.manual_seed(derive_seed(placement.seed, "workers", placement.rank, epoch))
         if isinstance(self._loader.batch_sampler, _EpochTags):
             self._loader.batch_sampler.epoch = epoch
-        for index, data in enumerate(self._loader, start=skip):
+        return self._read()
+
+    def _read(self) -> Iterator[MicroBatch]:
+        for index, data in enumerate(self._loader):
             samples, total = self.sampler.counts(index)
             yield MicroBatch(data, samples, total)
 
@@ -182,10 +196,10 @@ class StreamSource:
         self._placement = placement
         self._name = name
 
-    def rounds(self) -> int | None:
-        """Return the rounds of an epoch when the loader has a length."""
+    def rounds(self, position: Position = START) -> int | None:
+        """Return the rounds that are left when the loader has a length."""
         try:
-            count = len(self._loader)  # type: ignore[arg-type]
+            count = max(0, len(self._loader) - position.batches)  # type: ignore[arg-type]
         except TypeError:
             return None
         full, rest = divmod(count, self._placement.world_size)
@@ -198,19 +212,19 @@ class StreamSource:
         except TypeError:
             return 0
 
-    def iterate(self, epoch: int, skip: int = 0) -> Iterator[MicroBatch]:
-        """Yield this rank's batches; the skipped ones are read and dropped."""
+    def iterate(self, epoch: int, position: Position = START) -> Iterator[MicroBatch]:
+        """Yield this rank's batches from ``position.batches`` on; those before are read and dropped."""
         placement = self._placement
         _reseed(self._loader, derive_seed(placement.seed, "epoch", epoch), epoch)
         batches = iter(self._loader)
-        if batches is self._loader and epoch > 0 and skip == 0:
+        if batches is self._loader and epoch > 0 and position.batches == 0:
             batches = _not_exhausted(batches, self._name)
-        for index in itertools.count():
+        for _ in itertools.islice(batches, position.batches):
+            pass
+        while True:
             turn = list(itertools.islice(batches, placement.world_size))
             if not turn:
                 return
-            if index < skip:
-                continue
             counts = [batch_size_of(data) for data in turn]
             if placement.rank < len(turn):
                 yield MicroBatch(turn[placement.rank], counts[placement.rank], sum(counts))

@@ -12,7 +12,7 @@ from camshaft.checkpoint.capture import save, save_after
 from camshaft.data import Window, windows
 from camshaft.errors import DataError
 from camshaft.evaluation import evaluate, isolated_streams
-from camshaft.loader import limit_rounds
+from camshaft.loader import Position, limit_rounds
 from camshaft.loggers.base import Record
 from camshaft.metrics import missing_metric
 from camshaft.step import train_step
@@ -63,9 +63,12 @@ def train_epoch(state: State, hooks: Hooks, step: Step = train_step) -> None:
     if progress.epoch_batches == 0:
         hooks.on_epoch_start(state)
     epoch = 0 if state.limits.overfit else progress.epoch
-    rounds = limit_rounds(source.rounds(), state.limits.train_batches, "train")
-    batches = source.iterate(epoch, progress.epoch_batches)
-    remaining = None if rounds is None else rounds - progress.epoch_batches
+    position = Position(progress.epoch_samples, progress.epoch_batches * state.strategy.world_size)
+    batches = source.iterate(epoch, position)
+    remaining = source.rounds(position)
+    if state.limits.train_batches is not None:
+        whole = limit_rounds(source.rounds(), state.limits.train_batches, "train")
+        remaining = whole if remaining is None or whole is None else min(remaining, whole - progress.epoch_batches)
     is_empty = True
     for window in windows(batches, lambda: state.accumulate, first=progress.epoch_batches, remaining=remaining):
         is_empty = False

@@ -99,7 +99,7 @@ class RoundSampler(Sampler[list[int]]):
         self.drop_last = drop_last
         self.pads = pads
         self.order = Order(0)
-        self.start = 0
+        self.position = 0
 
     @property
     def round_size(self) -> int:
@@ -107,24 +107,34 @@ class RoundSampler(Sampler[list[int]]):
         return self.micro_batch * self.world_size
 
     def __len__(self) -> int:
-        """Rounds of a whole epoch, from its start."""
-        full, rest = divmod(self.order.length, self.round_size)
+        """Rounds from ``position`` to the end of the epoch."""
+        return self.rounds(self.position)
+
+    def rounds(self, position: int = 0) -> int:
+        """Return the rounds from sample ``position`` to the end of the epoch."""
+        full, rest = divmod(max(0, self.order.length - position), self.round_size)
         return full + (1 if rest and not self.drop_last else 0)
 
-    def counts(self, index: int) -> tuple[int, int]:
-        """Return how many samples round ``index`` has on this rank, and on all ranks."""
-        total = min(self.round_size, self.order.length - index * self.round_size)
+    def counts(self, index: int, position: int | None = None) -> tuple[int, int]:
+        """Return how many samples the ``index``-th round from there has on this rank, and on all ranks."""
+        start_at = self.position if position is None else position
+        total = min(self.round_size, self.order.length - start_at - index * self.round_size)
         if total == self.round_size:
             return self.micro_batch, total
         start, stop = shares(total, self.world_size)[self.rank]
         return stop - start, total
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield from round ``start`` on; nothing is computed for the rounds before it."""
+        """Yield from sample ``position`` of the epoch on; nothing is computed for what comes before it.
+
+        A position counts samples of all ranks, so that another number of ranks, or another batch size,
+        goes on exactly where the run stood.
+        """
         size, rounds = self.round_size, len(self)
         per_chunk = max(1, _CHUNK // size)
-        for first in range(self.start, rounds, per_chunk):
-            chunk = self.order.slice(first * size, min(first + per_chunk, rounds) * size)
+        for first in range(0, rounds, per_chunk):
+            begin_at = self.position + first * size
+            chunk = self.order.slice(begin_at, begin_at + min(per_chunk, rounds - first) * size)
             for begin in range(0, len(chunk), size):
                 samples = chunk[begin : begin + size]
                 if len(samples) == size:
