@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from camshaft.state import State
 
-STOP, SAVE, VALIDATE, URGENT = 1, 2, 4, 8
+STOP, SAVE, VALIDATE, URGENT, FLYING = 1, 2, 4, 8, 16
 
 
 def exchange(state: State, count: int) -> int:
@@ -20,8 +20,22 @@ def exchange(state: State, count: int) -> int:
     if state.strategy.world_size == 1:
         return asked(state, everywhere=False)
     due = count % state.limits.agree_every == 0
-    control.agreed |= state.strategy.agree(asked(state, everywhere=False), due=due)
+    flying = FLYING if state.flight is not None and state.store.in_flight else 0
+    brought = state.strategy.agree(asked(state, everywhere=False) | flying, due=due)
+    if due:
+        # Two exchanges without the bit: the first may have begun before the flight did.
+        control.landed = 0 if brought & FLYING or state.flight is None else control.landed + 1
+    control.agreed |= brought & ~FLYING
     return control.agreed | asked(state, everywhere=True)
+
+
+def has_landed(state: State) -> bool:
+    """Say, alike on every rank, whether the checkpoint in flight is written on all of them."""
+    if state.flight is None:
+        return False
+    if state.strategy.world_size == 1:
+        return not state.store.in_flight
+    return state.control.landed > 2
 
 
 def asked(state: State, *, everywhere: bool) -> int:

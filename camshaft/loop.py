@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from camshaft.agreement import SAVE, STOP, VALIDATE, asked, exchange
-from camshaft.checkpoint.capture import save, save_after
+from camshaft.agreement import SAVE, STOP, VALIDATE, asked, exchange, has_landed
+from camshaft.checkpoint.capture import land, save, save_after
 from camshaft.data import Window, windows
 from camshaft.errors import DataError
 from camshaft.evaluation import evaluate, isolated_streams
@@ -94,7 +94,7 @@ def boundary(state: State, hooks: Hooks, *, took: bool) -> bool:
     """
     progress, control, schedule = state.progress, state.control, state.validation.schedule
     epoch_end = state.at_epoch_end
-    _check_time(state)
+    _poll(state)
     acting = exchange(state, progress.step + progress.skipped_steps)
     if acting & VALIDATE or (
         schedule is not None and (took or epoch_end) and schedule.due(progress, epoch_end=epoch_end)
@@ -114,7 +114,9 @@ def boundary(state: State, hooks: Hooks, *, took: bool) -> bool:
         tag = control.saving.reason if control.saving is not None else "end" if done else "requested"
         control.saving = None
         control.agreed &= ~SAVE
-        save(state, hooks, tag)
+        save(state, hooks, tag, last=done)
+    elif done or has_landed(state):
+        land(state, hooks)
     if acting & STOP and state.status == "running":
         state.status = state.signal or "stopped"
         state.stop_reason = control.stopping.reason if control.stopping is not None else "another rank asked"
@@ -182,10 +184,18 @@ def _is_done(state: State) -> bool:
     return state.status != "running"
 
 
-def _check_time(state: State) -> None:
+def _poll(state: State) -> None:
+    """Look at the clock, and once a second for a file ``SAVE`` in the run's directory, which asks for a checkpoint."""
+    now = time.monotonic()
+    if now < state.next_poll:
+        return
     limit = state.limits.max_secs
-    if limit is not None and time.monotonic() - state.started > limit:
+    if limit is not None and now - state.started > limit:
         state.control.stop(f"max_time of {limit:g} s is over")
+    state.next_poll = min(now + 1.0, state.started + limit) if limit is not None else now + 1.0
+    if state.run_dir is not None and state.strategy.is_main and (state.run_dir / "SAVE").exists():
+        (state.run_dir / "SAVE").unlink(missing_ok=True)
+        state.control.save("requested")
 
 
 def _check_validation(state: State) -> None:

@@ -71,6 +71,13 @@ class RunDirectory:
         self.status.update(changes, time=time.time(), pid=os.getpid())
         self.write("status.json", json.dumps(self.status, indent=2) + "\n")
 
+    def recipe(self) -> str:
+        """Return the resolved recipe of the run, or nothing when it was not started from one."""
+        try:
+            return (self.path / "recipe.yaml").read_text(encoding="utf-8")
+        except OSError:
+            return ""
+
     @property
     def checkpoints(self) -> Path:
         """Where the run's checkpoints lie."""

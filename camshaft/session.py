@@ -13,7 +13,7 @@ from camshaft import loop
 from camshaft.assembly import Assembled, Parts, assemble
 from camshaft.callback import Callback
 from camshaft.callbacks.checkpoint import Checkpoint
-from camshaft.checkpoint.capture import restore, restore_for_evaluation
+from camshaft.checkpoint.capture import restore_for_evaluation
 from camshaft.checkpoint.reader import Reader
 from camshaft.checkpoint.store import Store
 from camshaft.data import DataModule
@@ -22,8 +22,10 @@ from camshaft.loggers.base import Logger, Run, Sinks
 from camshaft.module import Module
 from camshaft.recipe.settings import Settings
 from camshaft.rundir import RunDirectory, continuable_run, newest_run
+from camshaft.resuming import resume
 from camshaft.signals import EXIT_CODES, heeding
 from camshaft.state import Stage, State
+from camshaft.terminal import say
 
 
 @dataclass(slots=True)
@@ -116,7 +118,7 @@ def execute(parts: Parts, stage: Stage = "fit", checkpoint: str | None = None) -
     try:
         directory, message = _choose_directory(parts, stage) if not parts.settings.fast_dev_run else (None, "")
         if message and strategy.is_main:
-            _say(message)
+            say(message)
         if stage == "fit":
             return _fit(parts, directory)
         return _evaluate(parts, stage, checkpoint or "best", directory)
@@ -140,7 +142,7 @@ def _fit(parts: Parts, directory: RunDirectory | None) -> Result:
     state, hooks = assembled.state, assembled.hooks
     step = loop.train_step if state.module.automatic_optimization else _driver(state)
     with _store(assembled, directory), _reporting(assembled, directory), heeding(state):
-        _resume(assembled, directory)
+        resume(assembled, directory)
         _open_loggers(assembled, directory)
         loop.fit(state, hooks, step=step)
         if state.status == "finished":
@@ -185,35 +187,6 @@ def _reporting(assembled: Assembled, directory: RunDirectory | None) -> Iterator
 
 def _silent(**_changes: Any) -> None:
     """Report nothing: there is no directory, or this rank does not write."""
-
-
-def _resume(assembled: Assembled, directory: RunDirectory | None) -> None:
-    wanted = assembled.parts.settings.resume
-    state = assembled.state
-    if wanted == "never" or directory is None or state.store is None:
-        return
-    path = Path(wanted)
-    if wanted == "auto" or (path / "checkpoints").is_dir():
-        found = state.store.latest()
-    else:
-        found = state.store.resolve(wanted)
-    if found is None:
-        return
-    for passed in found.passed_over:
-        if state.strategy.is_main:
-            _say(f"Passed over {passed.path}: {passed.why}")
-    with Reader(found.path) as reader:
-        restore(state, assembled.hooks, reader)
-    if assembled.data is not None and (saved := _data_state(reader := Reader(found.path))):
-        assembled.data.load_state_dict(saved)
-        reader.close()
-    if state.strategy.is_main:
-        _say(f"Resumed from {found.path} at step {state.progress.step}.")
-
-
-def _data_state(reader: Reader) -> dict[str, Any]:
-    saved = reader.data("data")
-    return saved if isinstance(saved, dict) else {}
 
 
 def _open_loggers(assembled: Assembled, directory: RunDirectory | None) -> None:
@@ -261,16 +234,16 @@ def _say_last(assembled: Assembled, keeper: Checkpoint | None, result: Result) -
     """Say where the run lies, what its best value was, and how to go on."""
     state = assembled.state
     reason = f" ({state.stop_reason})" if state.stop_reason else ""
-    _say(f"{result.status.capitalize()} after {result.step} steps, {state.progress.epoch} epochs{reason}.")
+    say(f"{result.status.capitalize()} after {result.step} steps, {state.progress.epoch} epochs{reason}.")
     tests = {name: value for name, value in result.metrics.items() if name.startswith("test")}
     if tests:
-        _say("Test split: " + ", ".join(f"{name} {value:.4g}" for name, value in sorted(tests.items())))
+        say("Test split: " + ", ".join(f"{name} {value:.4g}" for name, value in sorted(tests.items())))
     if result.best is not None and keeper is not None:
-        _say(f"Best {keeper.monitor}: {result.best[0]:.4g} at step {result.best[1]}, in {result.best[2]}.")
+        say(f"Best {keeper.monitor}: {result.best[0]:.4g} at step {result.best[1]}, in {result.best[2]}.")
     if result.run_dir is not None:
-        _say(f"Run directory: {result.run_dir}")
+        say(f"Run directory: {result.run_dir}")
         if state.store is not None:
-            _say(f"Continue it: python -m camshaft.fit {result.run_dir / 'recipe.yaml'} resume={result.run_dir}")
+            say(f"Continue it: python -m camshaft.fit {result.run_dir / 'recipe.yaml'} resume={result.run_dir}")
 
 
 def _evaluate(parts: Parts, stage: Stage, checkpoint: str, directory: RunDirectory | None) -> Result:
@@ -289,9 +262,9 @@ def _evaluate(parts: Parts, stage: Stage, checkpoint: str, directory: RunDirecto
         if assembled.data is not None:
             assembled.data.teardown(stage)
     if state.strategy.is_main:
-        _say(f"{stage} of {path} (step {state.progress.step})")
+        say(f"{stage} of {path} (step {state.progress.step})")
         for name, value in sorted(metrics.items()):
-            _say(f"  {name}: {value:.6g}")
+            say(f"  {name}: {value:.6g}")
     return Result(state.status, state.progress.step, metrics, state.run_dir, module=state.module)
 
 
@@ -381,9 +354,3 @@ def _run_of(path: Path) -> Path:
         f"resume is {str(path)!r}, and there is no run or checkpoint.",
         fix="Give a run directory (runs/NAME/TIME), one of its checkpoints, auto or never.",
     )
-
-
-def _say(line: str) -> None:
-    from camshaft.terminal import console
-
-    console().print(line, highlight=False, markup=False, soft_wrap=True)

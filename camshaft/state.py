@@ -80,6 +80,7 @@ class Control:
     validating: Request | None = None
     skipping: str | None = None
     agreed: int = 0
+    landed: int = 0
 
     def stop(self, reason: str, *, everywhere: bool = False, urgent: bool = False) -> None:
         """Ask to end the run at the next boundary; the first reason is kept.
@@ -172,16 +173,19 @@ class State:
         values: the newest flushed value of every logged name, with the step it belongs to.
         at_epoch_end: whether the step in hand is the last of its epoch.
         store: where checkpoints go; None when nothing saves.
-        saved_step: the step of the newest checkpoint of this run.
+        saved, saved_step: the newest durable checkpoint of this run, and its step.
+        flight: the checkpoint that is being written in the background.
         restored: whether the run continues from a checkpoint.
         status: "running", then "finished", "stopped", "interrupted", "terminated" or "failed".
     """
 
     __slots__ = (
-        "accumulate", "at_epoch_end", "callbacks", "control", "data_state", "in_update", "limits", "loggers", "metrics", "module", "optimizers",
-        "planned_steps", "plans", "precision", "progress", "restored", "run_dir", "save_at_end", "save_on_exception",
-        "save_in_background", "saved_step", "seed", "signal", "stage", "started", "status", "step_plans", "stop_reason", "store", "strategy",
-        "train_data", "validation", "validation_data", "validation_pending", "values", "weighs_batches",
+        "accumulate", "at_epoch_end", "callbacks", "control", "data_state", "flight", "in_update", "limits",
+        "loggers", "metrics", "module", "next_poll", "optimizers", "planned_steps", "plans", "precision",
+        "progress", "restored", "run_dir", "save_at_end", "save_in_background", "save_on_exception", "saved",
+        "saved_step", "seed", "signal", "stage", "started", "status", "step_plans", "stop_reason", "store",
+        "strategy", "train_data", "validation", "validation_data", "validation_pending", "values",
+        "weighs_batches",
     )  # fmt: skip
 
     def __init__(
@@ -223,6 +227,9 @@ class State:
         self.save_on_exception = False
         self.save_in_background = False
         self.signal: str | None = None
+        self.saved: Checkpoint | None = None
+        self.flight: Checkpoint | None = None
+        self.next_poll = 0.0
         self.saved_step = -1
         self.restored = False
         self.in_update = False

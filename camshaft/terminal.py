@@ -15,3 +15,8 @@ def console() -> Console:
     from rich.console import Console
 
     return Console()
+
+
+def say(line: str) -> None:
+    """Print a line as it is, without markup or colours."""
+    console().print(line, highlight=False, markup=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +12,7 @@ from camshaft.metrics import missing_metric
 from camshaft.schedule import Schedule, ScheduleLike
 
 if TYPE_CHECKING:
+    from camshaft.state import Checkpoint as Record
     from camshaft.state import State
 
 
@@ -92,18 +94,30 @@ class Checkpoint(Callback):
             raise missing_metric(self.monitor, {**metrics, **state.values}, f"callbacks.{self.name}")
 
     def on_checkpoint_saved(self, state: State, path: Path) -> None:
-        """Rank the new checkpoint and delete those that nothing keeps."""
-        if self.monitor is not None and state.store is not None:
-            value, step = state.values.get(self.monitor, (float("nan"), -1))
-            if step == state.saved_step and value == value:  # noqa: PLR0124 - a NaN is never the best
-                self.ranked.append((value, step, path.name))
-                self.ranked.sort(key=lambda entry: -entry[0] if self.mode == "max" else entry[0])
-                del self.ranked[max(1, self.keep_best) :]
-                if self.ranked[0][1] == step:
-                    state.store.point("best", path, {"metric": self.monitor, "value": value, "step": step})
-        if state.store is not None:
-            kept = [name for _, _, name in self.ranked[: max(1, self.keep_best)]]
-            state.store.prune(keep_last=self.keep_last, keep=kept, keep_every=self.keep_every)
+        """Rank the new checkpoint by the metric its own weights produced, and delete those that nothing keeps."""
+        saved = state.saved
+        if saved is None or state.store is None:
+            return
+        if self._rank(saved, path.name) and self.ranked[0][1] == saved.step:
+            meta = {"metric": self.monitor, "value": self.ranked[0][0], "step": saved.step}
+            state.store.point("best", path, meta)
+        kept = [name for _, _, name in self.ranked]
+        state.store.prune(keep_last=self.keep_last, keep=kept, keep_every=self.keep_every)
+
+    def on_restore(self, state: State, checkpoint: Record) -> None:
+        """Rank the checkpoint that the run continues from: what it holds was written before it was ranked."""
+        if checkpoint.reader is not None:
+            checkpoint.metrics = {name: (pair[0], pair[1]) for name, pair in checkpoint.data["values"].items()}
+            self._rank(checkpoint, Path(str(checkpoint.reader.path)).name)
+
+    def _rank(self, checkpoint: Record, name: str) -> bool:
+        value, step = checkpoint.metrics.get(self.monitor or "", (math.nan, -1))
+        if math.isnan(value) or step != checkpoint.step or any(entry[2] == name for entry in self.ranked):
+            return False
+        self.ranked.append((value, step, name))
+        self.ranked.sort(key=lambda entry: -entry[0] if self.mode == "max" else entry[0])
+        del self.ranked[max(1, self.keep_best) :]
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the ranking. The checkpoint that holds it is not yet in it."""

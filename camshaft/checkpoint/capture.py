@@ -22,24 +22,45 @@ if TYPE_CHECKING:
     from camshaft.state import State
 
 
-def save(state: State, hooks: Hooks, tag: str, *, exact: bool = True) -> Path | None:
+def save(state: State, hooks: Hooks, tag: str, *, exact: bool = True, last: bool = False) -> None:
     """Write everything that decides the future of the run. Every rank calls this, between two steps.
 
-    Returns where it lies once it is durable, or None when it is being written in the background.
+    With ``state.save_in_background`` it is copied now and written while training goes on, one at a
+    time; ``last`` waits, since nothing trains on.
     """
     if state.store is None:
-        return None
+        return
+    land(state, hooks)
     record = collect(state, tag, exact=exact)
     hooks.on_checkpoint(state, record)
     entries = Entries(record.tensors, record.data, record.rank_data, record.rank_tensors)
-    meta = {
-        "tag": tag, "exact": exact, "epoch": state.progress.epoch,
-        "metrics": {name: {"value": value, "step": step} for name, (value, step) in record.metrics.items()},
-    }  # fmt: skip
-    path = Path(str(state.store.save(entries, step=record.step, tag=tag, meta=meta)))
+    metrics = {name: {"value": value, "step": step} for name, (value, step) in record.metrics.items()}
+    meta = {"tag": tag, "exact": exact, "epoch": state.progress.epoch, "metrics": metrics}
     state.saved_step = record.step
-    hooks.on_checkpoint_saved(state, path)
-    return path
+    record.tensors, record.rank_tensors = {}, {}
+    if state.save_in_background and not last:
+        state.store.save_async(entries, step=record.step, tag=tag, meta=meta)
+        state.flight = record
+        state.control.landed = 0
+        return
+    path = state.store.save(entries, step=record.step, tag=tag, meta=meta)
+    _announce(state, hooks, record, path)
+
+
+def land(state: State, hooks: Hooks) -> None:
+    """Wait for the checkpoint in flight, if there is one, and announce it. Every rank calls this.
+
+    Raises:
+        CheckpointError: it could not be written.
+    """
+    if state.flight is not None:
+        record, state.flight = state.flight, None
+        _announce(state, hooks, record, state.store.wait())
+
+
+def _announce(state: State, hooks: Hooks, record: Checkpoint, path: Any) -> None:
+    state.saved = record
+    hooks.on_checkpoint_saved(state, Path(str(path)))
 
 
 def save_after(state: State, hooks: Hooks, error: BaseException) -> None:
@@ -76,6 +97,7 @@ def collect(state: State, tag: str, *, exact: bool = True) -> Checkpoint:
         "data": state.data_state() if state.data_state is not None else {},
         "metrics": state.metrics.state_dict(),
         "module": type(state.module).__qualname__,
+        "world_size": strategy.world_size,
     }
     record.rank_data["streams"] = capture_streams()
     record.rank_tensors.update(stream_tensors())
@@ -99,6 +121,7 @@ def restore(state: State, hooks: Hooks, reader: Reader) -> None:
     for name, callback in state.callbacks.items():
         if name in data["callbacks"]:
             callback.load_state_dict(data["callbacks"][name])
+    _move_position(state, data["world_size"])
     state.restored = True
     state.saved_step = state.progress.step
     record = Checkpoint(state.progress.step, "restored", data=data, reader=reader)
@@ -203,6 +226,12 @@ def restore_streams(state: State, reader: Reader) -> None:
         torch.cuda.set_rng_state(tensors["torch_cuda"])
     if "torch_mps" in tensors and torch.backends.mps.is_available():
         torch.mps.set_rng_state(tensors["torch_mps"])
+
+
+def _move_position(state: State, world_size: int) -> None:
+    """Count the batches of the running epoch as this many ranks do."""
+    progress = state.progress
+    progress.epoch_batches = progress.epoch_batches * world_size // state.strategy.world_size
 
 
 def _add(record: Checkpoint, name: str, entry: Any) -> None:

@@ -16,8 +16,8 @@ from camshaft.schedule import ScheduleLike
 
 def setting(default: Any, doc: str) -> Any:
     """Return a dataclass field with its one-line documentation."""
-    if isinstance(default, dict):
-        return dataclasses.field(default_factory=lambda: dict(default), metadata={"doc": doc})
+    if isinstance(default, dict | list):
+        return dataclasses.field(default_factory=default.copy, metadata={"doc": doc})
     return dataclasses.field(default=default, metadata={"doc": doc})
 
 
@@ -47,6 +47,7 @@ class Launch:
     hang_timeout: str | float | None = setting(
         "30 minutes", "How long a rank may wait for another before the run ends."
     )
+    requeue: bool = setting(False, "Ask SLURM to run the job again after SIGTERM or SIGUSR1 stopped it.")
     threads: int | None = setting(None, "CPU threads per process; null divides the cores.")
 
 
@@ -71,7 +72,7 @@ class Settings:
     max_epochs: int | None = setting(None, "Epochs to train.")
     max_steps: int | None = setting(None, "Optimizer steps to train.")
     max_time: str | float | None = setting(None, "Longest training time, such as '2 hours'.")
-    validate: Validate | str | None = setting("1 epoch", "When to validate; null is never.")
+    validate: Validate | str | int | None = setting("1 epoch", "When to validate; null is never.")
     limit_train_batches: int | float | None = setting(None, "Batches per epoch: a number, or a share below 1.")
     limit_validation_batches: int | float | None = setting(None, "Batches per validation: a number or a share.")
     limit_test_batches: int | float | None = setting(None, "Batches per test: a number or a share.")
@@ -85,6 +86,7 @@ class Settings:
         None, "Arguments of callbacks.checkpoint; false keeps no checkpoints."
     )
     resume: str = setting("auto", "auto continues the newest run of this name, never starts anew, or a path.")
+    allow_changes: list[str] = setting([], "Paths of the recipe that may differ from the run that is continued.")
     test: Literal["auto"] | bool = setting("auto", "Test after fit: auto when module and data have a test split.")
     launch: Launch = setting(Launch(), "Processes and machines.")
     name: str | None = setting(None, "Name of the run; null takes the recipe's file name.")

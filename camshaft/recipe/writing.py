@@ -19,3 +19,8 @@ class _Dumper(yaml.SafeDumper):
 def to_yaml(data: Any) -> str:
     """Write plain data so that reading it gives the same data."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def read_plain(text: str) -> Any:
+    """Read what ``to_yaml`` wrote as plain data, without checking it."""
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - a safe loader
