@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from camshaft.errors import StrategyError
-from camshaft.strategies.base import ReduceOp, Strategy, canonical
+from camshaft.strategies.base import ReduceOp, Strategy
 from camshaft.strategies.devices import choose_local_device
 from camshaft.strategies.dispatch import Dispatch, split_nothing
 from camshaft.strategies.group import Group, Launched
+from camshaft.strategies.nothing import Stand
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -47,6 +48,7 @@ class Accelerated(Strategy):
         self._dispatch: Dispatch | None = None
         self._wrapped: Any = None
         self._zero: Tensor | None = None
+        self._stand: Stand | None = None
         self._environment: dict[str, str] = {}
 
     # -- set-up ----------------------------------------------------------------------------------
@@ -131,7 +133,13 @@ class Accelerated(Strategy):
         """Call a step of the module through its wrapper; evaluation only where the wrapper holds the weights."""
         if method != "training_step" and not self.evaluates_wrapped:
             return super().run(method, batch, batch_idx, dataloader_idx)
+        if self._stand is None or method != "training_step":
+            output, self._zero = split_nothing(self._wrapped(method, batch, batch_idx, dataloader_idx))
+            return output
+        self._stand.begin()
         output, self._zero = split_nothing(self._wrapped(method, batch, batch_idx, dataloader_idx))
+        if self._zero is None:
+            self._stand.succeeded(batch, batch_idx, dataloader_idx)
         return output
 
     def zero_loss(self) -> Tensor:
@@ -192,8 +200,13 @@ class Accelerated(Strategy):
 
     def _zero_inside(self, again: Any) -> Tensor:
         """Return a zero with the gradients that the peers expect; called inside the wrapper's forward."""
-        del again
-        return sum((p.sum() * 0.0 for p in self._trainable()), torch.zeros((), device=self.device))
+        reached = self._stand.zero(again) if self._stand is not None else None
+        start = torch.zeros((), device=self.device) if reached is None else reached
+        return sum((p.sum() * 0.0 for p in self._reachable()), start)
+
+    def _reachable(self) -> Iterator[Tensor]:
+        """Yield the parameters that take part in a forward as they are, without a layer gathering them."""
+        return self._trainable()
 
     def _shards(self) -> str:
         return f"{self.world_size} whole copies"
@@ -203,10 +216,6 @@ class Accelerated(Strategy):
 
     def _trainable(self) -> Iterator[Tensor]:
         return (p for _, p in self._named_parameters() if p.requires_grad)
-
-    def _named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        assert self.module is not None
-        yield from ((canonical(name), p) for name, p in self.module.named_parameters())
 
     @property
     def _joined(self) -> Group:

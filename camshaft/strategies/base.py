@@ -53,6 +53,7 @@ class Strategy:
         self.rank = 0
         self.local_rank = 0
         self.world_size = 1
+        self._data: tuple[int, int] | None = None
         self.device = torch.device("cpu")
         self.module: Module | None = None
         self.optimizers: list[Optimizer] = []
@@ -69,6 +70,19 @@ class Strategy:
     def is_main(self) -> bool:
         """Whether this process writes files, logs and prints."""
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's number among those that get different data.
+
+        Tensor-parallel ranks share theirs: samplers, seeds, batch sizes and loss weights go by this.
+        """
+        return self.rank if self._data is None else self._data[0]
+
+    @property
+    def data_world_size(self) -> int:
+        """How many ranks get different data; gradients are averaged over them."""
+        return self.world_size if self._data is None else self._data[1]
 
     # -- set-up ----------------------------------------------------------------------------------
 
@@ -200,6 +214,10 @@ class Strategy:
         self._check_collective("gather_objects")
         return [value]
 
+    def gather_data(self, value: Any) -> list[Any]:
+        """Do as ``gather_objects`` with one value per rank of the data: for counts and sums over samples."""
+        return self.gather_objects(value)
+
     def broadcast_object(self, value: Any) -> Any:
         """Return the main process's small plain object on every rank; blocks."""
         self._check_collective("broadcast_object")
@@ -239,7 +257,7 @@ class Strategy:
         """
         if self.module is None:
             return
-        yield from ((canonical(name), p) for name, p in self.module.named_parameters())
+        yield from self._named_parameters()
         kept = {canonical(name) for name in self.module.state_dict(keep_vars=True)}
         buffers = ((canonical(name), buffer) for name, buffer in self.module.named_buffers())
         yield from ((name, buffer) for name, buffer in buffers if name in kept)
@@ -264,7 +282,7 @@ class Strategy:
 
     def parameter_names(self) -> dict[int, str]:
         """Map the ``id`` of every parameter, as the optimizers hold it, to its canonical name."""
-        return {} if self.module is None else {id(p): canonical(name) for name, p in self.module.named_parameters()}
+        return {id(p): name for name, p in self._named_parameters()}
 
     @contextlib.contextmanager
     def swapped(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
@@ -286,9 +304,8 @@ class Strategy:
 
     def named_local(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter's canonical name and this rank's part of its values."""
-        if self.module is not None:
-            for name, parameter in self.module.named_parameters():
-                yield canonical(name), self.local(parameter.detach())
+        for name, parameter in self._named_parameters():
+            yield name, self.local(parameter.detach())
 
     def parameters_changed(self) -> None:
         """Tell the wrapper that parameter values were written from outside: drop gathered copies."""
@@ -297,6 +314,11 @@ class Strategy:
 
     def _bind(self, module: Module) -> None:
         self._steps = {name: bind_step(module, name) for name in module._steps}
+
+    def _named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters as this strategy holds them, under their canonical names."""
+        if self.module is not None:
+            yield from ((canonical(name), p) for name, p in self.module.named_parameters())
 
     def _set_precision(self, precision: str) -> None:
         if precision not in self.precisions:

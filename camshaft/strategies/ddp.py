@@ -25,7 +25,8 @@ class DDP(Accelerated):
     """Give every process a whole copy of the module; gradients are averaged while backward runs.
 
     ``find_unused_parameters`` is for steps that leave parameters out, ``static_graph`` for steps that
-    always use the same ones (with activation checkpointing several times). ``sync_batchnorm`` takes
+    always use the same ones, perhaps several times; it reduces every micro-batch of a window.
+    ``sync_batchnorm`` takes
     batch statistics over all ranks. ``bucket_cap_mb`` and ``gradient_as_bucket_view`` are torch's.
     """
 
@@ -46,6 +47,7 @@ class DDP(Accelerated):
         super().__init__(device=device, timeout_s=timeout_s)
         self.find_unused_parameters = find_unused_parameters
         self.sync_batchnorm = sync_batchnorm
+        self._always_syncs = static_graph
         self._options = {
             "static_graph": static_graph, "gradient_as_bucket_view": gradient_as_bucket_view,
             "broadcast_buffers": broadcast_buffers, "bucket_cap_mb": bucket_cap_mb,
@@ -54,7 +56,9 @@ class DDP(Accelerated):
     def micro_step(self, *, sync: bool, precision: str) -> None:
         """Announce a micro-batch; gradients stay on this rank unless ``sync``."""
         super().micro_step(sync=sync, precision=precision)
-        self._wrapped.require_backward_grad_sync = sync
+        # torch learns a static graph in a first backward that reduces. Reducing only that one more often
+        # would make a resumed run differ in the last bit, so all do: the mean of a mean is the mean.
+        self._wrapped.require_backward_grad_sync = sync or self._always_syncs
 
     def run(self, method: str, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Call a training step through DDP, whose complaint about unused parameters then names them."""

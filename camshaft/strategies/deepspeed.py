@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 from camshaft.checkpoint.entries import Shard
 from camshaft.errors import StrategyError
 from camshaft.strategies.accelerated import Accelerated
-from camshaft.strategies.base import canonical
 from camshaft.strategies.dsconfig import complete, read_config
 from camshaft.strategies.dtensor import limit_norm
+from camshaft.strategies.nothing import Stand
 from camshaft.strategies.zero import Fragment, Stage3, Stage12, untrained
 from camshaft.strategies.zerostate import ZeroState
 
@@ -116,6 +116,7 @@ class DeepSpeed(Accelerated):
         parameters = dict(self._named_parameters())
         if self.stage and optimizers:
             assert self._state is not None
+            assert self._dispatch is not None
             self._partitions = Stage3(self._wrapped) if self.stage == 3 else Stage12(self._wrapped)
             self._fragments = dict(self._partitions.fragments(parameters))
             base = self._wrapped.optimizer.optimizer
@@ -123,6 +124,8 @@ class DeepSpeed(Accelerated):
             if base is not optimizers[0]:
                 # DeepSpeed's own CPU Adam took its place: schedulers still hold ours.
                 optimizers[0].param_groups = base.param_groups
+            leaves = [m for m in self._dispatch.modules() if any(True for _ in m.parameters(recurse=False))]
+            self._stand = Stand(leaves if self.stage == 3 else ())
         if self.stage == 3:
             rank = dist.get_rank()
             rest = {name: untrained(p, rank) for name, p in parameters.items() if name not in self._fragments}
@@ -282,14 +285,14 @@ class DeepSpeed(Accelerated):
         else:
             self._state.load(data[0], reader)
 
+    def _reachable(self) -> Iterator[Tensor]:
+        """Yield nothing where ZeRO expects gradients in the order of a real backward."""
+        return iter(()) if self._stand is not None else self._trainable()
+
     def _gradients(self) -> list[Tensor]:
         if self._partitions is not None:
             return self._partitions.gradients()
         return [p.grad for p in self._trainable() if p.grad is not None]
-
-    def _named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        assert self.module is not None
-        yield from ((canonical(name), p) for name, p in self.module.named_parameters())
 
     def _shards(self) -> str:
         held = sum(self.local(p).numel() for _, p in self._named_parameters())

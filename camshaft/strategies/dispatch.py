@@ -26,10 +26,10 @@ class Dispatch(nn.Module):
 
     Attributes:
         autocast: entered around every step, inside the wrapper, since DeepSpeed turns off what is outside.
-        zero: makes the zero loss of a step that returned None.
+        zero: makes the zero loss of a step that returned None, from the step itself.
     """
 
-    def __init__(self, module: Module, zero: Callable[[Any], Tensor]) -> None:
+    def __init__(self, module: Module, zero: Callable[[Callable[..., Any]], Tensor]) -> None:
         super().__init__()
         self.module = module
         self.autocast: AbstractContextManager[Any] = nullcontext()
@@ -40,8 +40,8 @@ class Dispatch(nn.Module):
         """Call the step named ``method``."""
         with self.autocast:
             output = self._steps[method](batch, batch_idx, dataloader_idx)
-        if method == "training_step" and torch.is_grad_enabled() and _is_nothing(output) and self.module.automatic_optimization:
-            return {_NOTHING: self.zero(lambda other: self._steps[method](other, batch_idx, dataloader_idx))}
+            if method == "training_step" and self.module.automatic_optimization and _is_nothing(output):
+                return {_NOTHING: self.zero(self._steps[method])}
         return output
 
 

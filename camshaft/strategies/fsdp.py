@@ -14,7 +14,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from camshaft.errors import StrategyError
+from camshaft.strategies.nothing import Stand
 from camshaft.strategies.sharded import Sharded
+from camshaft.strategies.shim import pretend_gpu_kind
 from camshaft.strategies.wrapping import recompute_activations, find_wrapped
 
 if TYPE_CHECKING:
@@ -74,8 +76,6 @@ class FSDP(Sharded):
         self.dp_shard = dp_shard
         self.sync_every_micro_batch = sync_every_micro_batch
         self._syncs = True
-        self._outputs: list[Tensor] = []
-        self._kept_batch: Any = None
         self._layers: list[FSDPModule] = []
 
     # -- a step ----------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class FSDP(Sharded):
         from accelerate import Accelerator
         from accelerate.utils import FullyShardedDataParallelPlugin, ParallelismConfig
 
-        _pretend_gpu_kind(self.device)
+        pretend_gpu_kind(self.device)
         shard = self._shard_size()
         config = ParallelismConfig(dp_replicate_size=self.dp_replicate, dp_shard_size=shard) if self.dp_replicate > 1 else None
         plugin = FullyShardedDataParallelPlugin(
@@ -158,10 +158,10 @@ class FSDP(Sharded):
         # Accelerate shards a module only together with an optimizer, so evaluation gives it one to forget.
         given: list[Optimizer] = optimizers or [torch.optim.SGD(dispatch.parameters(), lr=0.0)]
         self._wrapped, *_ = self.accelerator.prepare(dispatch, *given)
+        self._hold()
         self._layers = [m for m in self._wrapped.modules() if isinstance(m, FSDPModule)]
-        for layer in self._layers:
-            if layer is not self._wrapped:
-                layer.register_forward_hook(self._keep_output)  # type: ignore[attr-defined]
+        inner = [layer for layer in self._layers if layer is not self._wrapped]
+        self._stand = Stand(inner, keeps_batch=bool(inner))  # type: ignore[arg-type]
         return optimizers
 
     def _verify(self) -> None:
@@ -206,20 +206,9 @@ class FSDP(Sharded):
         dtype = self.policy.reduce_dtype or self.policy.param_dtype if self.policy is not None else None
         return str(dtype).removeprefix("torch.") if dtype is not None else super()._reduce_dtype()
 
-    # -- a step that returned None ---------------------------------------------------------------
-
-    def _keep_output(self, _layer: nn.Module, _arguments: Any, output: Any) -> None:
-        if torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad:
-            self._outputs.append(output)
-
-    def _zero_inside(self, again: Any) -> Tensor:
-        """Return a zero whose backward makes the collectives that the peers make in theirs.
-
-        Layers that ran are reached through their outputs. If none ran, the layers are run on the last
-        batch that gave a loss.
-        """
-        own = sum((p.sum() * 0.0 for p in self._wrapped.parameters() if not isinstance(p, DTensor) and p.requires_grad), torch.zeros((), device=self.device))
-        return own + sum((output.sum() * 0.0 for output in self._outputs), own)
+    def _reachable(self) -> Iterator[Tensor]:
+        """Yield the root's own parameters, which are gathered while it runs."""
+        return (p for p in self._wrapped.parameters() if p.requires_grad and not isinstance(p, DTensor))
 
 
 def _read_policy(given: Mapping[str, Dtype] | None) -> MixedPrecisionPolicy | None:
@@ -234,18 +223,3 @@ def _read_policy(given: Mapping[str, Dtype] | None) -> MixedPrecisionPolicy | No
     chosen = {f"{name}_dtype": _DTYPES[value] for name, value in given.items()}
     return MixedPrecisionPolicy(**chosen)
 
-
-def _pretend_gpu_kind(device: torch.device) -> None:
-    """Let Accelerate's FSDP branch run on CPUs, which it would replace by DDP without a word.
-
-    It looks for a kind of process group that only GPUs have. Everything below that check works with
-    gloo. Seen in accelerate 1.15; ``_verify`` notices if it stops working.
-    """
-    from accelerate.state import PartialState
-    from accelerate.utils import DistributedType
-
-    if device.type != "cpu":
-        return
-    PartialState(cpu=True)
-    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    PartialState._shared_state["device"] = device

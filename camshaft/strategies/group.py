@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -132,12 +133,14 @@ def _join(met: _Rendezvous, launched: Launched, device: torch.device, timeout_s:
             met.store.set_timeout(timeout)
         # Processes that leave and join again must not read the addresses of the group they left.
         met.generation += 1
+        hook = sys.excepthook
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"camshaft-{restart}-{met.generation}", met.store)
         dist.init_process_group(
             backend, store=store, rank=launched.rank, world_size=launched.world_size, timeout=timeout,
             device_id=device if device.type == "cuda" else None,
         )  # fmt: skip
+        sys.excepthook = hook  # torch puts the rank before every line, once more each time
     except (dist.DistError, OSError, ValueError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise StrategyError(

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from camshaft.strategies.accelerated import Accelerated
 from camshaft.strategies.dtensor import fill, layout_of, limit_norm, local_of, part_of, total_norm
+
+if TYPE_CHECKING:
+    from camshaft.module import Module
 
 
 class Sharded(Accelerated):
     """Work on the local parts of parameters and gradients, whatever their layouts."""
 
-    def unscale(self) -> bool:
-        """Undo the loss scaling on this rank's parts; say whether all of them, on all ranks, are finite."""
-        return super().unscale()
+    def __init__(self, *, device: str = "auto", timeout_s: float = 1800.0) -> None:
+        super().__init__(device=device, timeout_s=timeout_s)
+        self._held: dict[str, Tensor] = {}
+
+    def prepare(self, module: Module, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+        """Shard the module in place and return the optimizers to step."""
+        self._held = {}
+        return super().prepare(module, optimizers)
 
     def clip_grad_norm(self, max_norm: float, parameters: Sequence[Tensor] | None = None) -> Tensor:
         """Scale the gradients so that their L2 norm over all ranks' parts is at most ``max_norm``."""
@@ -45,14 +54,14 @@ class Sharded(Accelerated):
 
     def shard(self, name: str, tensor: Tensor) -> Any:
         """Return this rank's part of a tensor as a ``checkpoint.Shard``; of copies, one rank's."""
-        layout = layout_of(tensor, self._parameter(name))
+        layout = layout_of(tensor, self._held.get(name))
         if layout is not None:
             return part_of(tensor, layout)
         return super().shard(name, tensor)
 
     def load(self, name: str, tensor: Tensor, reader: Any, key: str) -> None:
         """Fill this rank's part of ``tensor`` from a checkpoint."""
-        layout = layout_of(tensor, self._parameter(name))
+        layout = layout_of(tensor, self._held.get(name))
         if layout is not None:
             fill(tensor, layout, reader, key)
         else:
@@ -76,9 +85,9 @@ class Sharded(Accelerated):
     def _local_gradients(self) -> list[Tensor]:
         return [local_of(p.grad) for p in self.parameters() if p.grad is not None]
 
-    def _parameter(self, name: str) -> Tensor | None:
-        if self._by_name is None:
-            self._by_name = dict(self._named_parameters())
-        return self._by_name.get(name)
+    def _hold(self) -> None:
+        """Keep the sharded parameters: while a layer computes, whole ones stand in their place."""
+        self._held = dict(super()._named_parameters())
 
-    _by_name: dict[str, Tensor] | None = None
+    def _named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._held.items() if self._held else super()._named_parameters()
