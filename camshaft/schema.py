@@ -17,10 +17,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Print the JSON schema of recipes.",
         epilog="Start a recipe with '# yaml-language-server: $schema=recipe.schema.json'.",
     )
-    parser.parse_args(argv)
-    from camshaft.recipe.schema import schema
+    parser.add_argument("--table", action="store_true", help="print the table of docs/recipes.md instead")
+    arguments = parser.parse_args(argv)
+    from camshaft.recipe.schema import schema, table
 
-    say(json.dumps(schema(), indent=2))
+    say(table() if arguments.table else json.dumps(schema(), indent=2))
     return 0
 
 

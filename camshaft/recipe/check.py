@@ -96,8 +96,9 @@ class Checker:
     def value(self, kind: Kind, value: Any, path: Path) -> Any:
         """Check a value against a type; return it as the type means it."""
         value = kind.convert(value)
-        if isinstance(value, str) and "${" in value:
-            return value  # a secret, or an interpolation that is noted already
+        if isinstance(value, str) and ("${" in value or value == "???"):
+            # A secret, an interpolation that is noted already, or a value that a rule asks for.
+            return value
         if not kind.accepts(value):
             why, fix = explain(kind, value)
             shown = HIDDEN if is_secret_argument(str(path[-1])) or looks_secret(value) else show(value)
@@ -173,7 +174,8 @@ class Checker:
             return None
         if self.allow.is_local(target):
             self.local_targets.append(target)
-        found = find(target, self.allow.local)
+        local = self.allow.local if self.allow.is_local(target) else None
+        found = find(target, local)
         if found is None:
             return None
         home = found.source.name if isinstance(found, Definition) else found.rpartition(".")[0]
@@ -188,7 +190,7 @@ class Checker:
         if not isinstance(found.node, ast.ClassDef):
             self.note(where, f"{subject} names {target}, which is a function.", fix="Name a class.")
             return None
-        sign = signature(found, self.allow.local)
+        sign = signature(found, local)
         if slot is not None and sign.all_bases_known and slot.base not in sign.bases:
             self.note(
                 where, f"{subject} names {target}, which is no {slot.noun}.", fix=f"Give a subclass of {slot.base}."
@@ -255,11 +257,6 @@ class Checker:
 
     def argument(self, parameter: Parameter, value: Any, path: Path) -> Any:
         """Check an argument, and the objects inside it."""
-        if value == "???":
-            self.note(
-                path, f"{dotted(path)} is left open (???).", fix=f"Give it: {dotted(path)}=VALUE on the command line."
-            )
-            return value
         self.nested(value, path)
         return self.value(Kind(parameter.annotation, parameter.source), value, path)
 

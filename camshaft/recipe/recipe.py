@@ -116,13 +116,23 @@ def _finish(
         config=data,
         origins=origins,
         paths=tuple(files),
-        text=composed.texts.get(composed.main, ""),
+        text=_as_written(composed, overrides),
         directory=FilePath(composed.main).parent,
         name=name,
         allow=granted,
         overrides=tuple(overrides),
         texts=composed.texts,
     )
+
+
+def _as_written(composed: Composed, overrides: Sequence[str]) -> str:
+    """Return the files as they are, each a YAML document when there are several, and the overrides as remarks."""
+    texts = composed.texts
+    if len(texts) == 1 and not overrides:
+        return next(iter(texts.values()))
+    parts = [f"# {path}\n{text.rstrip()}\n" for path, text in texts.items()]
+    parts += ["# command line\n" + "".join(f"# {override}\n" for override in overrides)] if overrides else []
+    return "---\n".join(parts)
 
 
 def _settings(values: dict[str, Any]) -> Settings:

@@ -20,6 +20,7 @@ CALLBACKS = {
     "mixup": "camshaft.callbacks.mixup.Mixup",
     "predictions": "camshaft.callbacks.predictions.PredictionWriter",
     "summary": "camshaft.callbacks.summary.ModelSummary",
+    "digest": "camshaft.callbacks.digest.Digest",
     "checkpoint": "camshaft.callbacks.checkpoint.Checkpoint",
     "progress": "camshaft.callbacks.progress.ProgressBar",
 }

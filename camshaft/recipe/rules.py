@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -196,9 +197,59 @@ def a_name_is_one_directory(data: dict[str, Any], checker: Checker) -> None:
 @rule
 def open_values_are_given(data: dict[str, Any], checker: Checker) -> None:
     """Ask for every value that a recipe leaves open as ???."""
-    for key, value in data.items():
+    for path, value in _texts(data, ()):
         if value == "???":
-            checker.note((key,), f"{key} is left open (???).", fix=f"Give it: {key}=VALUE on the command line.")
+            name = dotted(path)
+            checker.note(path, f"{name} is left open (???).", fix=f"Give it: {name}=VALUE on the command line.")
+
+
+@rule
+def a_device_is_known(data: dict[str, Any], checker: Checker) -> None:
+    """Refuse a device that no strategy knows."""
+    device = data.get("device")
+    if isinstance(device, str) and not re.fullmatch(r"auto|cpu|mps|tpu|xla|cuda(:[0-9]+)?|\?\?\?|.*\$\{.*", device):
+        checker.note(
+            ("device",),
+            f"device is {show(device)}.",
+            why="No machine has one.",
+            fix="Use auto, cpu, cuda, cuda:0, mps or tpu.",
+        )
+
+
+@rule
+def what_is_resumed_is_there(data: dict[str, Any], checker: Checker) -> None:
+    """Refuse a path to resume from that does not exist."""
+    wanted = data.get("resume", "auto")
+    is_path = isinstance(wanted, str) and wanted not in ("auto", "never", "???") and "://" not in wanted
+    if is_path and not os.path.lexists(wanted.replace("\0", "")):
+        checker.note(
+            ("resume",),
+            f"resume is {show(wanted)}, and there is no such path.",
+            why="The run would start anew.",
+            fix="Give the directory of a run or checkpoint, auto or never.",
+        )
+
+
+@rule
+def machines_find_each_other(data: dict[str, Any], checker: Checker) -> None:
+    """Ask for the address of machine 0, and for ranks that exist."""
+    launch = data.get("launch")
+    if not isinstance(launch, dict):
+        return
+    machines, rank = launch.get("num_machines", 1), launch.get("machine_rank", 0)
+    if machines > 1 and not (launch.get("main_process_ip") or launch.get("rdzv_endpoint")):
+        checker.note(
+            ("launch", "num_machines"),
+            f"launch.num_machines is {machines}, and nothing says where machine 0 is.",
+            why="The machines would wait for each other.",
+            fix="Give launch.main_process_ip, or launch.rdzv_endpoint.",
+        )
+    if not 0 <= rank < machines:
+        checker.note(
+            ("launch", "machine_rank"),
+            f"launch.machine_rank is {rank} of {machines} machines.",
+            fix=f"Number them from 0 to {machines - 1}.",
+        )
 
 
 @rule

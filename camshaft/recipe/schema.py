@@ -95,11 +95,22 @@ def _slot(slot: Slot, *, is_required: bool) -> list[dict[str, Any]]:
         inner["properties"] = {"name": {"const": name, "description": sign.doc}} | inner["properties"]
         inner["required"] = ["name"]
         options.append(inner)
+    options.append(_partial(slot))
     if slot.noun == "strategy":
         options.append({"enum": list(slot.builtins), "description": "A strategy with its defaults."})
     if not is_required:
         options.append({"type": "null"})
     return options
+
+
+def _partial(slot: Slot) -> dict[str, Any]:
+    """Describe the arguments that a layer changes while another layer names the class."""
+    result: dict[str, Any] = {"type": "object", "properties": {"_target_": False, "name": False}}
+    if not slot.builtins:
+        return result | {"properties": {"_target_": False}}
+    signs = [sign for target in slot.builtins.values() if (sign := read(target)) is not None]
+    names = {name for sign in signs for name in sign.parameters if name not in slot.supplied} | set(slot.extra)
+    return result | {"propertyNames": {"enum": sorted(names)}}
 
 
 def _own(slot: Slot) -> dict[str, Any]:
@@ -158,3 +169,26 @@ def read(target: str) -> Signature | None:
     """Return the signature of a built-in."""
     found = find(target, None)
     return signature(found, None) if isinstance(found, Definition) else None
+
+
+def table() -> str:
+    """Return every top-level key, its default and meaning as the table of docs/recipes.md."""
+    rows = ["| Key | Default | Meaning |", "|---|---|---|", "| `extends` | | Recipes that this one builds on. |"]
+    for name, field in fields(Settings).items():
+        rows.append(f"| `{name}` | {_shown(field)} | {field.metadata['doc']} |")
+        record = RECORDS.get(str(field.type).partition(" ")[0])
+        for inner, item in fields(record).items() if record is not None else ():
+            rows.append(f"| `{name}.{inner}` | {_shown(item)} | {item.metadata['doc']} |")
+    return "\n".join(rows)
+
+
+def _shown(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return "[]" if field.default_factory() == [] else "{}"
+    if dataclasses.is_dataclass(field.default):
+        return "{}"
+    if field.default == ():
+        return "[]"
+    if field.default is None or isinstance(field.default, bool):
+        return {None: "null", True: "true", False: "false"}[field.default]
+    return str(field.default)

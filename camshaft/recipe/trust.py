@@ -125,9 +125,12 @@ def read_lines(name: str) -> list[str]:
 def is_trusted(folder: str) -> bool:
     """Say whether the Python in a folder may run: it was trusted before, or came with camshaft."""
     here = Path(folder).resolve()
-    own = Path(__file__).resolve().parents[2] / "recipes"
     listed = [*read_lines("trust"), *filter(None, os.environ.get("CAMSHAFT_TRUST", "").split(os.pathsep))]
-    return any(here.is_relative_to(Path(entry).expanduser().resolve()) for entry in [*listed, str(own)])
+    root = Path(__file__).resolve().parents[2]
+    if (root / "pyproject.toml").is_file():
+        # A checkout: its recipes came with the code that is running already.
+        listed.append(str(root / "recipes"))
+    return any(here.is_relative_to(Path(entry).expanduser().resolve()) for entry in listed)
 
 
 def trust(folder: str) -> None:

@@ -118,3 +118,11 @@ def test_wrong_overrides_are_all_named(project):
         "command line: ~gone: 'gone' is not in the recipe.\n"
         "  There is nothing to remove. Switch a default off with callbacks.NAME=null."
     )
+
+
+def test_what_was_written_is_kept_whole(project):
+    one = "# mine\nmodule: {_target_: net.Net}\nmax_epochs: 1\n"
+    assert read(one).text == one
+    several = read("extends: base.yaml\n", ["seed=1"]).text
+    assert several.startswith("# r.yaml\nextends: base.yaml\n---\n# base.yaml\nmodule:")
+    assert several.endswith("---\n# command line\n# seed=1\n")

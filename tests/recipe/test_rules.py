@@ -94,6 +94,32 @@ def test_open_values_are_given(project):
     assert "max_steps is left open" in errors(f"{M}max_steps: ???\n")
 
 
+def test_a_device_is_known(project):
+    assert errors(f"{GOOD}device: gpu\n") == (
+        "r.yaml:3: device is 'gpu'.\n  No machine has one. Use auto, cpu, cuda, cuda:0, mps or tpu."
+    )
+    read(f"{GOOD}device: cuda:1\n")
+
+
+def test_what_is_resumed_is_there(project):
+    assert errors(f"{GOOD}resume: runs/x\n") == (
+        "r.yaml:3: resume is 'runs/x', and there is no such path.\n"
+        "  The run would start anew. Give the directory of a run or checkpoint, auto or never."
+    )
+    (project / "runs" / "x").mkdir(parents=True)
+    read(f"{GOOD}resume: runs/x\n")
+    read(f"{GOOD}resume: s3://bucket/x\n")
+
+
+def test_machines_find_each_other(project):
+    assert errors(f"{GOOD}launch: {{num_machines: 2}}\n") == (
+        "r.yaml:3: launch.num_machines is 2, and nothing says where machine 0 is.\n"
+        "  The machines would wait for each other. Give launch.main_process_ip, or launch.rdzv_endpoint."
+    )
+    assert "launch.machine_rank is 3 of 1 machines." in errors(f"{GOOD}launch: {{machine_rank: 3}}\n")
+    read(f"{GOOD}launch: {{num_machines: 2, main_process_ip: 10.0.0.1, machine_rank: 1}}\n")
+
+
 def test_secrets_stay_out(project):
     text = errors(f"{GOOD}loggers: {{x: {{_target_: net.Logger, api_key: hunter2hunter2}}}}\n")
     assert "loggers.x.api_key holds a secret." in text

@@ -47,7 +47,7 @@ def test_every_built_in_callback_is_completed():
     "text",
     [
         "max_epoch: 3", "max_epochs: many", "callbacks: {checkpoint: {kep_last: 3}}", "callbacks: {unknown: {x: 1}}",
-        "strategy: dpp", "optimizer: {name: adamw, lrr: 1}", "optimizer: {name: adammw}", "module: {hidden: 3}",
+        "strategy: dpp", "optimizer: {name: adamw, lrr: 1}", "optimizer: {name: adammw}", "optimizer: {lrr: 0.1}",
         "validate: {evry: 1 epoch}", "launch: {processes: 3}", "test: maybe", "checkpoint: {mode: mni}",
         "callbacks: {checkpoint: {on_error: ignore}}", "callbacks: [ema]",
     ],
@@ -64,7 +64,7 @@ def test_a_mistake_does_not_fit(text):
         "callbacks: {checkpoint: null}", "optimizer: {_target_: a.B, x: 1}",
         "optimizer: {name: sgd, lr: 0.1}", "strategy: ddp",
         "validate: {every: 10 steps, at_start: true}", "validate: null",
-        "checkpoint: false", "extends: [a.yaml]", "seed: ???",
+        "checkpoint: false", "optimizer: {lr: 0.1}", "module: {hidden: 3}", "extends: [a.yaml]", "seed: ???",
         "scheduler: {name: step, step_size: 3, interval: epoch}", "choices: {optimizer.lr: [1.0, 2.0]}",
     ],
 )  # fmt: skip
