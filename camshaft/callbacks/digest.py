@@ -1,0 +1,71 @@
+"""Write a digest of everything that decides a run's future, step by step: what proves that a resume is exact."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from camshaft.callback import Callback
+from camshaft.checkpoint.capture import capture_streams, stream_tensors
+
+if TYPE_CHECKING:
+    from camshaft.state import Batch, State
+
+
+class Digest(Callback):
+    """Append one JSON line a step to ``path`` (and the rank, when there are several).
+
+    A line holds hashes of this rank's weights, optimizer state, random streams and the samples of the
+    step. Two runs are the same where their lines are. Reading the device each step is the price.
+    """
+
+    needs_host_sync = True
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._samples = ""
+
+    def on_step_start(self, state: State, window: list[Batch]) -> None:
+        """Hash the samples in hand."""
+        self._samples = _hash(_tensors(window))
+
+    def on_step(self, state: State) -> None:
+        """Write the step's line; flushed, so that a kill loses at most the line being written."""
+        strategy = state.strategy
+        optimizer = [tensor for _, _, _, tensor in strategy.optimizer_tensors()]
+        scalars = json.dumps(strategy.optimizer_data(), sort_keys=True, default=str)
+        streams = json.dumps(capture_streams(), sort_keys=True)
+        line = {
+            "step": state.progress.step,
+            "samples": self._samples,
+            "weights": _hash(strategy.local(tensor) for _, tensor in strategy.named_state()),
+            "optimizer": _hash((strategy.local(tensor) for tensor in optimizer), scalars),
+            "streams": _hash(stream_tensors().values(), streams),
+        }
+        path = Path(self.path if strategy.world_size == 1 else f"{self.path}.{strategy.rank}")
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _hash(tensors: Iterable[Tensor], text: str = "") -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
