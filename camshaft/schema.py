@@ -18,10 +18,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="Start a recipe with '# yaml-language-server: $schema=recipe.schema.json'.",
     )
     parser.add_argument("--table", action="store_true", help="print the table of docs/recipes.md instead")
+    parser.add_argument("--names", action="store_true", help="print the short names of built-ins instead")
     arguments = parser.parse_args(argv)
-    from camshaft.recipe.schema import schema, table
+    from camshaft.recipe.schema import names, schema, table
 
-    say(table() if arguments.table else json.dumps(schema(), indent=2))
+    say(table() if arguments.table else names() if arguments.names else json.dumps(schema(), indent=2))
     return 0
 
 

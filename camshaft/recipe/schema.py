@@ -171,6 +171,19 @@ def read(target: str) -> Signature | None:
     return signature(found, None) if isinstance(found, Definition) else None
 
 
+def names() -> str:
+    """Return the short names of every slot, each with what its class does."""
+    lines = []
+    for key, slot in SLOTS.items():
+        if slot.builtins:
+            lines.append(f"{key}:")
+            width = max(map(len, slot.builtins))
+            for name, target in slot.builtins.items():
+                sign = read(target)
+                lines.append(f"  {name:<{width}}  {sign.doc if sign is not None else target}".rstrip())
+    return "\n".join(lines)
+
+
 def table() -> str:
     """Return every top-level key, its default and meaning as the table of docs/recipes.md."""
     rows = ["| Key | Default | Meaning |", "|---|---|---|", "| `extends` | | Recipes that this one builds on. |"]
