@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from camshaft.errors import DataError
 from camshaft.loader import MicroBatch
 from camshaft.state import Batch
 
@@ -82,12 +83,16 @@ def windows(
     index = first
     while remaining is None or remaining > 0:
         window = Window([], [], 0, index, is_last=False)
-        for _ in range(accumulate()):
+        for _ in range(_checked(accumulate())):
             if remaining is None:
                 current, ahead = ahead, next(batches, None) if ahead is not None else None
-            else:
-                current = next(batches, None) if remaining > 0 else None
+            elif remaining > 0:
+                current = next(batches, None)
+                if current is None:
+                    raise _too_short(index + len(window.batches), remaining)
                 remaining -= 1
+            else:
+                current = None
             if current is None:
                 break
             window.batches.append(current.data)
@@ -98,3 +103,21 @@ def windows(
         index += len(window.batches)
         window.is_last = ahead is None if remaining is None else remaining <= 0
         yield window
+
+
+def _checked(accumulate: int) -> int:
+    if accumulate < 1:
+        raise DataError(
+            f"accumulate is {accumulate}.",
+            why="A step without a micro-batch has no gradient.",
+            fix="Accumulate over 1 or more micro-batches.",
+        )
+    return accumulate
+
+
+def _too_short(count: int, missing: int) -> DataError:
+    return DataError(
+        f"the training loader ended after {count} micro-batches and announced {missing} more.",
+        why="The end of the epoch would be missed, with all that is due there.",
+        fix="Make what the loader yields agree with its sampler, or hand its batches over as a plain iterable.",
+    )

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -23,9 +19,11 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from camshaft.batches import batch_size_of
 from camshaft.errors import DataError
 from camshaft.sampler import Order, RoundSampler, derive_seed
 from camshaft.state import Batch
+from camshaft.streams import OwnStreams, seed_streams
 
 
 @dataclass(slots=True)
@@ -64,6 +62,9 @@ START = Position()
 class Source(Protocol):
     """One loader, seen as rounds of micro-batches."""
 
+    is_counted: bool
+    """Whether ``rounds`` is exact, and not only what a user's own ``__len__`` claims."""
+
     def rounds(self, position: Position = START) -> int | None:
         """Return the micro-batches of this rank from there to the epoch's end; None when nobody knows."""
 
@@ -86,7 +87,7 @@ def open_source(
         DataError: the loader is empty or no iterable, or its batch size cannot be replaced.
     """
     if isinstance(loader, DataLoader) and _is_plain(loader):
-        if len(loader.dataset) == 0 or len(loader) == 0:
+        if _length(loader.dataset) == 0 or _length(loader.sampler) == 0:
             raise _empty(name)
         return MapSource(loader, placement, micro_batch=micro_batch, ordered=ordered)
     if not isinstance(loader, Iterable):
@@ -95,10 +96,10 @@ def open_source(
             why="It cannot be iterated for batches.",
             fix="Return a torch DataLoader or an iterable of batches.",
         )
-    if micro_batch is not None and _own_batch_size(loader) not in (None, micro_batch):
+    if micro_batch is not None and _own_batch_size(loader, micro_batch) != micro_batch:
         raise DataError(
-            f"{name} makes its own batches of {_own_batch_size(loader)}, and this recipe's batch_size asks for "
-            f"{micro_batch} a rank and micro-batch.",
+            f"{name} makes its own batches of {_own_batch_size(loader, micro_batch)}, and this recipe's batch_size "
+            f"asks for {micro_batch} a rank and micro-batch.",
             why="Iterable data cannot be batched again.",
             fix="Build the loader with that batch size, or leave batch_size out of the recipe.",
         )
@@ -110,13 +111,14 @@ def open_source(
 class MapSource:
     """A DataLoader of map-style data, resampled in rounds: position and order are ours, the rest is the user's."""
 
+    is_counted = True
+
     def __init__(
         self, loader: DataLoader[Any], placement: Placement, *, micro_batch: int | None, ordered: bool
     ) -> None:
         self._placement = placement
         self._ordered = ordered
         self._user_sampler = loader.sampler
-        self._length = len(loader.sampler) if isinstance(loader.sampler, (SequentialSampler, RandomSampler)) else None
         self.sampler = RoundSampler(
             micro_batch=micro_batch or loader.batch_size or 1,
             rank=placement.rank,
@@ -127,9 +129,12 @@ class MapSource:
         self.dataset = loader.dataset
         self._loader = self._rebuild(loader)
         self.sampler.order = self._order(0)
+        if self.sampler.order.length == 0:
+            raise DataError("a sampler gave nothing.", why="There is nothing to iterate.", fix="Check what it picks.")
         if len(self.sampler) == 0:
+            count, size = self.sampler.order.length, self.sampler.round_size
             raise DataError(
-                f"drop_last leaves nothing of {self.sampler.order.length} samples in batches of {self.sampler.round_size}.",
+                f"drop_last leaves nothing of {count} samples in batches of {size} over all ranks.",
                 fix="Make batch_size smaller, or set drop_last=False.",
             )
 
@@ -174,12 +179,14 @@ class MapSource:
 
     def _order(self, epoch: int) -> Order:
         sampler, seed = self._user_sampler, derive_seed(self._placement.seed, "epoch", epoch)
-        if self._ordered or isinstance(sampler, SequentialSampler):
-            return Order(len(self.dataset))  # type: ignore[arg-type]
-        if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(self.dataset):  # type: ignore[arg-type]
-            return Order(len(self.dataset), seed=seed)  # type: ignore[arg-type]
-        if isinstance(sampler, DistributedSampler):
-            return Order(len(self.dataset), seed=seed if sampler.shuffle else None)  # type: ignore[arg-type]
+        count = _length(self.dataset)
+        if type(sampler) is SequentialSampler and count is not None:
+            return Order(count)
+        is_whole = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == count
+        if (is_whole or isinstance(sampler, DistributedSampler)) and count is not None:
+            shuffles = not self._ordered and getattr(sampler, "shuffle", True)
+            return Order(count, seed=seed if shuffles else None)
+        # What an own sampler picks is the user's choice of samples, in an ordered pass too.
         listed = _list_sampler(sampler, seed, epoch)
         return Order(len(listed), listed=listed)
 
@@ -188,13 +195,17 @@ class StreamSource:
     """Data of unknown length or with batches of its own: every rank reads the stream and keeps its turn.
 
     Each rank sees which batches the others get, so an epoch that ends in the middle of a round still
-    gives every rank the same number of micro-batches, and weights are exact.
+    gives every rank the same number of micro-batches, and weights are exact. What the stream draws from
+    the global random streams while it is read depends on (seed, epoch) alone, so ranks see one stream.
     """
+
+    is_counted = False
 
     def __init__(self, loader: Iterable[Any], placement: Placement, *, name: str) -> None:
         self._loader = loader
         self._placement = placement
         self._name = name
+        self._begun = False
 
     def rounds(self, position: Position = START) -> int | None:
         """Return the rounds that are left when the loader has a length."""
@@ -215,10 +226,7 @@ class StreamSource:
     def iterate(self, epoch: int, position: Position = START) -> Iterator[MicroBatch]:
         """Yield this rank's batches from ``position.batches`` on; those before are read and dropped."""
         placement = self._placement
-        _reseed(self._loader, derive_seed(placement.seed, "epoch", epoch), epoch)
-        batches = iter(self._loader)
-        if batches is self._loader and epoch > 0 and position.batches == 0:
-            batches = _not_exhausted(batches, self._name)
+        batches = self._begin(epoch, position)
         for _ in itertools.islice(batches, position.batches):
             pass
         while True:
@@ -232,6 +240,19 @@ class StreamSource:
                 yield MicroBatch(turn[0], 0, sum(counts))
             if len(turn) < placement.world_size:
                 return
+
+    def _begin(self, epoch: int, position: Position) -> Iterator[Any]:
+        seed = derive_seed(self._placement.seed, "epoch", epoch)
+        _reseed(self._loader, seed, epoch)
+        if isinstance(self._loader, Sequence):
+            return iter(self._loader)
+        streams = OwnStreams(seed)
+        with streams.active():
+            batches = iter(self._loader)
+        is_used = batches is self._loader and (epoch > 0 or self._begun)
+        self._begun = True
+        batches = streams.draw(batches)
+        return _not_exhausted(batches, self._name) if is_used and position.batches == 0 else batches
 
 
 class _EpochTags(BatchSampler):
@@ -259,6 +280,9 @@ class _SeededDataset(Dataset[Any]):
         self.dataset = dataset
         self._seed = seed
 
+    # A dataset that reads many samples in one call would draw them all from one seed.
+    __getitems__ = None
+
     def __getitem__(self, tagged: tuple[int, Any]) -> Any:
         epoch, index = tagged
         seed_streams(derive_seed(self._seed, "sample", epoch, index))
@@ -274,35 +298,18 @@ class _SeededDataset(Dataset[Any]):
         return getattr(self.dataset, name)
 
 
-def seed_streams(seed: int) -> None:
-    """Seed the global streams of python, numpy and torch (all devices) of this process."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global stream is what user code draws from
-    torch.manual_seed(seed)
-
-
-def batch_size_of(batch: Batch) -> int:
-    """Return the leading dim of the first tensor in ``batch``, searched depth first; 1 when there is none."""
-    if isinstance(batch, (Tensor, np.ndarray)):
-        return int(batch.shape[0]) if batch.ndim else 1
-    if isinstance(batch, Mapping):
-        items: Iterable[Any] = batch.values()
-    elif isinstance(batch, (list, tuple)):
-        items = batch
-    elif dataclasses.is_dataclass(batch):
-        items = (getattr(batch, f.name) for f in dataclasses.fields(batch))
-    else:
-        return 1
-    for item in items:
-        if isinstance(item, (Tensor, np.ndarray, Mapping, list, tuple)) or dataclasses.is_dataclass(item):
-            return batch_size_of(item)
-    return len(batch) if isinstance(batch, (list, tuple)) and batch else 1
-
-
-def limit_rounds(rounds: int | None, limit: int | float | None, name: str) -> int | None:
-    """Apply ``limit_*_batches``: a count, or a fraction of a loader that has a length."""
+def limit_rounds(rounds: int | None, limit: float | None, name: str) -> int | None:
+    """Apply ``limit_*_batches``: a count, or, as a float, a fraction of a loader that has a length."""
     if limit is None:
         return rounds
+    if limit < 0 or (isinstance(limit, float) and limit > 1 and not limit.is_integer()):
+        raise DataError(
+            f"limit_{name}_batches is {limit}.",
+            why="It is neither a number of batches nor a share of them.",
+            fix="Give a whole number, or a share between 0.0 and 1.0.",
+        )
+    if isinstance(limit, float) and limit > 1:
+        limit = int(limit)
     if isinstance(limit, float):
         if rounds is None:
             raise DataError(
@@ -321,26 +328,38 @@ def _is_plain(loader: DataLoader[Any]) -> bool:
     )
 
 
-def _own_batch_size(loader: Any) -> int | None:
-    return getattr(loader, "batch_size", None)
+def _own_batch_size(loader: Any, wanted: int) -> Any:
+    """Return the batch size of a loader that says it; a DataLoader with batches of its own has none to change."""
+    if isinstance(loader, DataLoader):
+        return loader.batch_size if loader.batch_size is not None else "a size of their own"
+    return wanted if (size := getattr(loader, "batch_size", None)) is None else size
+
+
+def _length(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except TypeError:
+        return None
 
 
 def _list_sampler(sampler: Iterable[Any], seed: int, epoch: int) -> list[Any]:
-    """Let a user's own sampler draw its epoch, from (seed, epoch) and not from the global stream."""
+    """Let a user's own sampler draw its epoch, from (seed, epoch) and not from the global streams."""
     _reseed(sampler, seed, epoch)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with OwnStreams(seed).active():
         return list(sampler)
 
 
 def _reseed(loader: Any, seed: int, epoch: int) -> None:
-    for owner in (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None),
-                  getattr(loader, "dataset", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)):  # fmt: skip
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts = [loader, batch_sampler, getattr(loader, "sampler", None), getattr(loader, "dataset", None)]
+    owners = {id(owner): owner for owner in [*parts, getattr(batch_sampler, "sampler", None)]}
+    for owner in owners.values():
         set_epoch: Callable[[int], None] | None = getattr(owner, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
-        if isinstance(getattr(owner, "generator", None), torch.Generator):
-            owner.generator.manual_seed(seed)
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
 
 
 def _not_exhausted(batches: Iterator[Any], name: str) -> Iterator[Any]:
@@ -357,4 +376,4 @@ def _not_exhausted(batches: Iterator[Any], name: str) -> Iterator[Any]:
 
 
 def _empty(name: str) -> DataError:
-    return DataError(f"{name} is empty.", why="There is nothing to iterate.", fix="Check the dataset's path and split.")
+    return DataError(f"{name} is empty.", why="There is nothing to iterate.", fix="Check the dataset and its split.")

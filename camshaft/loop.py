@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from camshaft.checkpoint.capture import land, save, save_after
 from camshaft.data import Window, windows
 from camshaft.errors import DataError
 from camshaft.evaluation import evaluate, isolated_streams
-from camshaft.loader import Position, limit_rounds
+from camshaft.loader import MicroBatch, Position, Source, limit_rounds
 from camshaft.loggers.base import Record
 from camshaft.metrics import missing_metric
 from camshaft.step import train_step
@@ -63,12 +64,7 @@ def train_epoch(state: State, hooks: Hooks, step: Step = train_step) -> None:
     if progress.epoch_batches == 0:
         hooks.on_epoch_start(state)
     epoch = 0 if state.limits.overfit else progress.epoch
-    position = Position(progress.epoch_samples, progress.epoch_batches * state.strategy.world_size)
-    batches = source.iterate(epoch, position)
-    remaining = source.rounds(position)
-    if state.limits.train_batches is not None:
-        whole = limit_rounds(source.rounds(), state.limits.train_batches, "train")
-        remaining = whole if remaining is None or whole is None else min(remaining, whole - progress.epoch_batches)
+    batches, remaining = _rest_of_epoch(state, source, epoch)
     is_empty = True
     for window in windows(batches, lambda: state.accumulate, first=progress.epoch_batches, remaining=remaining):
         is_empty = False
@@ -84,6 +80,21 @@ def train_epoch(state: State, hooks: Hooks, step: Step = train_step) -> None:
             why="An epoch without a step never ends a run.",
             fix="Check that the loader starts again each epoch, and its dataset's filter.",
         )
+
+
+def _rest_of_epoch(state: State, source: Source, epoch: int) -> tuple[Iterator[MicroBatch], int | None]:
+    """Return the micro-batches from the data position on, and how many there are when that is certain."""
+    progress = state.progress
+    position = Position(progress.epoch_samples, progress.epoch_batches * state.strategy.world_size)
+    batches = source.iterate(epoch, position)
+    remaining = source.rounds(position)
+    if state.limits.train_batches is not None:
+        whole = limit_rounds(source.rounds(), state.limits.train_batches, "train")
+        left = None if whole is None else max(0, whole - progress.epoch_batches)
+        # A limit may exceed a stream whose length nobody knows, or that its __len__ got wrong.
+        batches = itertools.islice(batches, left)
+        remaining = left if remaining is None or left is None else min(remaining, left)
+    return batches, remaining if source.is_counted else None
 
 
 def boundary(state: State, hooks: Hooks, *, took: bool) -> bool:

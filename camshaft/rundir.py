@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tempfile
@@ -13,7 +14,7 @@ from typing import Any
 
 from camshaft.errors import RecipeError
 
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(slots=True)
@@ -33,7 +34,7 @@ class RunDirectory:
         Raises:
             RecipeError: the name cannot be a directory's, or the place cannot be written to.
         """
-        if not _NAME.match(name):
+        if not _NAME.fullmatch(name):
             raise RecipeError(
                 f"the run's name is {name!r}.",
                 why="It becomes a directory, and must not leave runs_dir.",
@@ -68,8 +69,11 @@ class RunDirectory:
 
     def report(self, **changes: Any) -> None:
         """Update ``status.json``: state, step, epoch, best, error and whatever else is known."""
+        if "state" in changes:
+            # A run that goes on has no error any more.
+            self.status.pop("error", None)
         self.status.update(changes, time=time.time(), pid=os.getpid())
-        self.write("status.json", json.dumps(self.status, indent=2) + "\n")
+        self.write("status.json", json.dumps(_finite(self.status), indent=2, allow_nan=False) + "\n")
 
     def recipe(self) -> str:
         """Return the resolved recipe of the run, or nothing when it was not started from one."""
@@ -84,6 +88,15 @@ class RunDirectory:
         return self.path / "checkpoints"
 
 
+def _finite(value: Any) -> Any:
+    """Return a record with null for every number that JSON cannot write."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_whole(path: Path, text: str) -> None:
     """Replace a file's content in one step, so that no reader and no crash sees half of it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
@@ -91,7 +104,7 @@ def write_whole(path: Path, text: str) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         Path(temporary).chmod(0o644)
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -71,7 +71,8 @@ class Order:
         if self._listed is not None:
             return self._listed[start:stop]
         if self._permutation is not None:
-            return self._permutation.slice(start, stop).tolist()
+            picked: list[int] = self._permutation.slice(start, stop).tolist()
+            return picked
         return list(range(start, min(stop, self.length)))
 
 
@@ -107,7 +108,7 @@ class RoundSampler(Sampler[list[int]]):
         return self.micro_batch * self.world_size
 
     def __len__(self) -> int:
-        """Rounds from ``position`` to the end of the epoch."""
+        """Return the rounds from ``position`` to the end of the epoch."""
         return self.rounds(self.position)
 
     def rounds(self, position: int = 0) -> int:

@@ -8,6 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from camshaft.errors import LossError
+
+_SMALLEST, _LARGEST = 2.0**-24, 2.0**126
+
 
 class LossScaler:
     """Multiply the loss by ``scale``; halve it after an overflow, double it after ``growth_interval`` good steps.
@@ -49,14 +53,25 @@ class LossScaler:
         return not self._any_rank(found)
 
     def update(self, *, finite: bool) -> None:
-        """Adapt the scale after a step that was taken (``finite``) or skipped."""
+        """Adapt the scale after a step that was taken (``finite``) or skipped.
+
+        Raises:
+            LossError: gradients overflow however small the scale is: they are not finite by themselves.
+        """
         if not finite:
             self.scale *= self.backoff
             self.good_steps = 0
+            if self.scale < _SMALLEST:
+                raise LossError(
+                    f"the gradients are still not finite with the loss scaled by {self.scale:.3g}.",
+                    why="No scale helps: the loss or its gradient is NaN or infinite, and no step would be taken.",
+                    fix="Look for a division by zero or log(0), lower the learning rate, or use bf16.",
+                )
             return
         self.good_steps += 1
         if self.good_steps >= self.growth_interval:
-            self.scale *= self.growth
+            # float32 holds the scaled loss; GradScaler does not grow past it either.
+            self.scale = min(self.scale * self.growth, _LARGEST)
             self.good_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,5 +89,6 @@ def _by_device(gradients: Sequence[Tensor]) -> Iterable[list[Tensor]]:
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        local = local._values() if local.is_sparse else local  # noqa: SLF001 - as GradScaler reaches sparse gradients
         groups.setdefault((local.device, local.dtype), []).append(local)
     return groups.values()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias, cast
 
 from camshaft.errors import RecipeError
@@ -94,20 +95,33 @@ class Schedule:
             )
         every, at, after = value.get("every"), value.get("at", ()), value.get("after", 0)
         result = cls.parse(cast("ScheduleLike", every)) if every is not None else cls()
-        steps = at if isinstance(at, Sequence) and not isinstance(at, str) else (at,)
+        steps = at if isinstance(at, (Sequence, AbstractSet)) and not isinstance(at, str) else (at,)
         if isinstance(after, str):
             after = cls.parse(after).every_steps
-        if not all(_is_count(step) for step in steps) or not _is_count(after):
+        if not all(_is_count(step) and step for step in steps) or not _is_count(after):
             raise RecipeError(
                 f"a schedule says at={at!r}, after={value.get('after', 0)!r}.",
+                why="A step is counted once it is done, so the first is 1.",
                 fix="Both count optimizer steps: whole numbers, for example at: [100, 1000].",
             )
-        result.at = frozenset(cast("Sequence[int]", steps))
-        result.after = cast("int", after)
-        if every is None and not result.at:
+        # A schedule that was passed in may be shared: it is copied, not changed.
+        result = replace(result, at=result.at | frozenset(cast("Iterable[int]", steps)))
+        result.after = max(result.after, cast("int", after))
+        if result.every is None and not result.at:
+            if not result.after:
+                raise RecipeError(
+                    f"the schedule {dict(value)!r} has no interval and no step.",
+                    why="It could never be due.",
+                    fix="Give 'every', such as '500 steps', or 'at', such as [100, 1000].",
+                )
             # "after: 100" alone means every step from there on.
             result.every_steps = 1
         return result
+
+    @property
+    def every(self) -> float | None:
+        """Whichever interval is set; None when only listed steps are due."""
+        return self.every_steps or self.every_epochs or self.every_secs
 
     def due(self, clock: Clock, *, epoch_end: bool = False) -> bool:
         """Say whether this is due now that ``clock.step`` updates are done.
@@ -133,6 +147,8 @@ class Schedule:
 
     def can_fire(self, *, max_steps: int | None, max_epochs: int | None) -> bool:
         """Say whether this can be due at all in a run of that length; None is an unknown length."""
+        if max_steps is not None and self.after > max_steps:
+            return False
         if self.every_secs is not None:
             return True
         if self.every_epochs is not None and (max_epochs is None or self.every_epochs <= max_epochs):
@@ -183,9 +199,16 @@ def seconds(value: str | float | None) -> float | None:
     Raises:
         RecipeError: the text is no length of time.
     """
-    if value is None or isinstance(value, (int, float)):
+    if value is None:
         return value
-    schedule = Schedule.parse(value)
-    if schedule.every_secs is None:
-        raise RecipeError(f"{value!r} is not a length of time.", fix="Write for example '90 minutes' or '2 hours'.")
-    return schedule.every_secs
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        return float(value)
+    match = _INTERVAL.match(value) if isinstance(value, str) else None
+    unit = match.group(2).lower() if match is not None else ""
+    if match is None or unit not in _SECONDS or not float(match.group(1)):
+        raise RecipeError(
+            f"{value!r} is not a length of time.",
+            why="Nothing would say when it is over.",
+            fix="Write a positive number of seconds, or for example '90 minutes' or '2 hours'.",
+        )
+    return float(match.group(1)) * _SECONDS[unit]

@@ -201,7 +201,7 @@ def restore_streams(state: State, reader: Reader) -> None:
     Raises:
         CheckpointError: a stream that exists here was not saved.
     """
-    from camshaft.loader import seed_streams
+    from camshaft.streams import seed_streams
     from camshaft.sampler import derive_seed
 
     rank = state.strategy.rank

@@ -1,0 +1,68 @@
+"""Seed the global random streams of a process, and keep data that draws from them apart from the model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+HostStreams: TypeAlias = tuple[Any, Any, torch.Tensor]
+
+
+def seed_streams(seed: int) -> None:
+    """Seed the global streams of python, numpy and torch (all devices) of this process."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global stream is what user code draws from
+    torch.manual_seed(seed)
+
+
+class OwnStreams:
+    """Host streams that only some code draws from: the global ones are lent to it, and put back after.
+
+    Two of the same seed give the same numbers, on every rank and in a resumed run, whatever the model
+    draws in between. Streams of devices are left alone.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._own: HostStreams | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Draw from these streams inside the context, on from where the last one ended."""
+        outer = _read()
+        if self._own is None:
+            random.seed(self._seed)
+            np.random.seed(self._seed % 2**32)  # noqa: NPY002
+            torch.default_generator.manual_seed(self._seed)
+        else:
+            _write(self._own)
+        try:
+            yield
+        finally:
+            self._own = _read()
+            _write(outer)
+
+    def draw(self, values: Iterator[Any]) -> Iterator[Any]:
+        """Yield ``values``, each made with these streams."""
+        while True:
+            with self.active():
+                try:
+                    value = next(values)
+                except StopIteration:
+                    return
+            yield value
+
+
+def _read() -> HostStreams:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+
+
+def _write(streams: HostStreams) -> None:
+    random.setstate(streams[0])
+    np.random.set_state(streams[1])  # noqa: NPY002
+    torch.set_rng_state(streams[2])
