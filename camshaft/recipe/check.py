@@ -19,13 +19,18 @@ from camshaft.recipe.trust import Allowed, refusal
 
 
 class Checker:
-    """Walk a recipe once; ``local_targets`` lists the paths that lead to Python beside it."""
+    """Walk a recipe once.
+
+    ``local_targets`` are the paths that lead to Python beside it, ``scheduled`` the callbacks and loggers
+    whose schedule is camshaft's to follow, because their constructor does not take it itself.
+    """
 
     def __init__(self, composed: Composed, allow: Allowed, problems: Problems) -> None:
         self.composed = composed
         self.allow = allow
         self.problems = problems
         self.local_targets: list[str] = []
+        self.scheduled: set[Path] = set()
 
     def note(self, path: Path, what: str, *, why: str = "", fix: str = "") -> None:
         """Note a mistake at a path."""
@@ -244,6 +249,7 @@ class Checker:
                 value[key] = self.argument(taken[key], item, here)
             elif key in extra:
                 self.beside(str(key), item, here)
+                self.scheduled.add(path)
             elif not sign.is_open or key in supplied:
                 self.unknown_argument(here, sign, taken, target, is_supplied=key in supplied)
         for name, parameter in taken.items():

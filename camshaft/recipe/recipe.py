@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
@@ -105,7 +106,7 @@ def _finish(
         "precision": callbacks.get("precision"),
         "checkpoint": False if callbacks.get("checkpoint") is None else callbacks["checkpoint"],
     }
-    name = data.get("name") or FilePath(composed.main).stem or "run"
+    name = data.get("name") or _name(FilePath(composed.main).stem)
     data["name"] = values["name"] = name
     if granted.local is not None and checker.local_targets:
         # The resolved recipe lies in the run's directory: it says where its Python is.
@@ -123,6 +124,11 @@ def _finish(
         overrides=tuple(overrides),
         texts=composed.texts,
     )
+
+
+def _name(stem: str) -> str:
+    """Return the name of a run from that of its recipe, as a directory can have it."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip("._-")[:100] or "run"
 
 
 def _as_written(composed: Composed, overrides: Sequence[str]) -> str:

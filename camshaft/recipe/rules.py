@@ -146,6 +146,7 @@ def intervals_can_be_due(data: dict[str, Any], checker: Checker) -> None:
     for slot in ("callbacks", "loggers"):
         entries = data.get(slot)
         places += [((slot, key), value) for key, value in entries.items()] if isinstance(entries, dict) else []
+    places = [(path, value) for path, value in places if len(path) == 1 or path in checker.scheduled]
     for path, value in places:
         parts = (
             {key: value[key] for key in ("every", "at", "after") if value.get(key) is not None}
@@ -185,12 +186,12 @@ def _check_interval(path: Path, parts: Any, data: dict[str, Any], checker: Check
 def a_name_is_one_directory(data: dict[str, Any], checker: Checker) -> None:
     """Refuse run names that lead out of the directory of runs."""
     name = data.get("name")
-    if isinstance(name, str) and "${" not in name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,99}", name):
+    if isinstance(name, str) and "${" not in name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         checker.note(
             ("name",),
             f"name is {show(name)}.",
             why="The run's directory has this name, inside runs_dir.",
-            fix="Use letters, digits and . _ + = -, at most 100, starting with a letter or digit.",
+            fix="Use letters, digits and . _ -, at most 100, starting with a letter or digit.",
         )
 
 

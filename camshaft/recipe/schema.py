@@ -180,7 +180,7 @@ def names() -> str:
             width = max(map(len, slot.builtins))
             for name, target in slot.builtins.items():
                 sign = read(target)
-                lines.append(f"  {name:<{width}}  {sign.doc if sign is not None else target}".rstrip())
+                lines.append(f"  {name:<{width}}  {(sign.doc if sign is not None else '') or target}".rstrip())
     return "\n".join(lines)
 
 

@@ -126,3 +126,8 @@ def test_what_was_written_is_kept_whole(project):
     several = read("extends: base.yaml\n", ["seed=1"]).text
     assert several.startswith("# r.yaml\nextends: base.yaml\n---\n# base.yaml\nmodule:")
     assert several.endswith("---\n# command line\n# seed=1\n")
+
+
+def test_a_file_name_becomes_a_name_that_a_directory_can_have(project):
+    write("module: {_target_: net.Net}\nmax_epochs: 1\n", "_my recipe (2).yaml")
+    assert load("_my recipe (2).yaml", inspect=True).name == "my-recipe--2-"

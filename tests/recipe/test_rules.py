@@ -86,7 +86,7 @@ def test_intervals_can_be_due(project):
 def test_a_name_is_one_directory(project):
     assert errors(f"{GOOD}name: ../up\n") == (
         "r.yaml:3: name is '../up'.\n  The run's directory has this name, inside runs_dir. "
-        "Use letters, digits and . _ + = -, at most 100, starting with a letter or digit."
+        "Use letters, digits and . _ -, at most 100, starting with a letter or digit."
     )
 
 
@@ -124,3 +124,7 @@ def test_secrets_stay_out(project):
     text = errors(f"{GOOD}loggers: {{x: {{_target_: net.Logger, api_key: hunter2hunter2}}}}\n")
     assert "loggers.x.api_key holds a secret." in text
     assert "hunter2" not in text
+
+
+def test_an_interval_that_a_constructor_takes_is_its_own_to_judge(project):
+    read(f"{GOOD}callbacks: {{o: {{_target_: net.Often, every: 5 epochs}}}}\n")
