@@ -75,7 +75,7 @@ def assemble(parts: Parts, stage: Stage, run_dir: Path | None) -> Assembled:
         raise ModuleError(f"the module is a {type(module).__name__}.", fix="Derive it from camshaft.Module.")
     hooks.on_module(module)
     state = State(
-        module, strategy, metrics=Metrics(strategy.device), limits=read_limits(settings),
+        module, strategy, metrics=Metrics(), limits=read_limits(settings),
         run_dir=run_dir, seed=settings.seed, stage=stage,
     )  # fmt: skip
     state.callbacks, state.accumulate = parts.callbacks, settings.accumulate

@@ -171,9 +171,14 @@ def _check_hook(cls: type, name: str, hook: Callable[..., Any]) -> None:
             why="It would never be called.",
             fix=f"Did you mean {nearest[0]!r}? The events are {', '.join(EVENTS)}.",
         )
-    expected = inspect.signature(getattr(Callback, name))
+    if inspect.iscoroutinefunction(hook) or inspect.isgeneratorfunction(hook):
+        raise CallbackError(
+            f"{cls.__qualname__}.{name} is a coroutine or a generator.",
+            why="Calling it would run nothing of it.",
+            fix=f"Write a plain 'def {name}'.",
+        )
+    expected, given = inspect.signature(getattr(Callback, name)), inspect.signature(hook)
     try:
-        given = inspect.signature(hook)
         given.bind(*expected.parameters)
     except TypeError:
         raise CallbackError(

@@ -64,7 +64,10 @@ class Series:
         """Fold the pending scalars into the total, on their device."""
         if not self.pending:
             return
-        values = torch.stack(self.pending)
+        device = self.pending[-1].device
+        values = torch.stack([v if v.device == device else v.to(device) for v in self.pending])
+        if isinstance(self.total, Tensor):
+            self.total = self.total.to(device)
         if values.device.type != "mps":
             values = values.double()
         if self.reduce == "mean":
@@ -82,6 +85,9 @@ def _extreme(reduce: str, left: Any, right: Any) -> Any:
         reference = left if isinstance(left, Tensor) else right
         left, right = (torch.as_tensor(x, dtype=reference.dtype, device=reference.device) for x in (left, right))
         return torch.minimum(left, right) if reduce == "min" else torch.maximum(left, right)
+    # min() and max() drop a NaN that does not come first; a NaN must show, as it does in tensors.
+    if math.isnan(left) or math.isnan(right):
+        return math.nan
     return min(left, right) if reduce == "min" else max(left, right)
 
 
@@ -91,12 +97,22 @@ class Table:
     def __init__(self) -> None:
         self.series: dict[str, Series] = {}
         self.objects: dict[str, Any] = {}
+        self.resets: dict[int, Any] = {}
 
     def open(self, name: str, reduce: str, *, prog_bar: bool) -> Series:
-        """Return the series of a name, made on first use."""
-        if name not in self.series:
-            self.series[name] = Series(reduce, prog_bar=prog_bar)
-        return self.series[name]
+        """Return the series of a name, made on first use.
+
+        Raises:
+            MetricError: the name is reduced in another way already.
+        """
+        series = self.series.setdefault(name, Series(reduce, prog_bar=prog_bar))
+        if series.reduce != reduce:
+            raise MetricError(
+                f"{name!r} is logged with reduce={reduce!r}, and was with {series.reduce!r}.",
+                why="One name is one number.",
+                fix="Use one of them, or two names.",
+            )
+        return series
 
     def flush(self, gather: Gather) -> dict[str, float]:
         """Reduce every series that got a value since the last flush over all ranks, and clear it.
@@ -109,10 +125,15 @@ class Table:
         own = {name: (s.reduce, totals[name], s.weight) for name, s in used.items()}
         for series in used.values():
             series.clear()
-        values = _merge(gather(own))
+        ranks = gather((own, sorted(self.objects)))
+        values = _merge(numbers for numbers, _ in ranks)
+        _require_equal([names for _, names in ranks])
         for name, metric in sorted(self.objects.items()):
             values.update(_compute(name, metric))
+        for metric in self.resets.values():
+            metric.reset()
         self.objects.clear()
+        self.resets.clear()
         return values
 
 
@@ -120,9 +141,24 @@ def _to_host(used: dict[str, Series]) -> dict[str, float]:
     for series in used.values():
         series.compact()
     device = [name for name, s in used.items() if isinstance(s.total, Tensor)]
-    host = torch.stack([used[name].total for name in device]).tolist() if device else []  # type: ignore[misc]
+    host: list[float] = []
+    if device:
+        first: Any = used[device[0]].total
+        host = torch.stack([torch.as_tensor(used[name].total, device=first.device) for name in device]).tolist()
     moved = dict(zip(device, host, strict=True))
     return {name: moved[name] if name in moved else float(s.total) for name, s in used.items()}
+
+
+def _require_equal(ranks: list[list[str]]) -> None:
+    """Refuse metric objects that some ranks lack: their ``compute`` is a collective, and would hang."""
+    common = set(ranks[0]).intersection(*ranks)
+    for number, names in enumerate(ranks):
+        if odd := sorted(set(names) - common):
+            raise MetricError(
+                f"{odd[0]!r} is a metric object that rank {number} logged and another rank did not.",
+                why="Computing it waits for all ranks, one of which would never come.",
+                fix="Log it on every rank, and give every rank at least one batch.",
+            )
 
 
 def _snapshot(table: Table) -> Iterable[tuple[str, Series, float]]:
@@ -176,13 +212,13 @@ class Metrics:
     """Take values from the module, the loop and callbacks, and hand them on when they are due.
 
     Args:
-        device: where logged tensors live. Reading a CPU scalar waits for nothing, so it is read at
-            once; on any other device it is copied there, and read at the flush.
+        reads_at_once: whether CPU scalars are read where they are logged: reading them waits for
+            nothing. Scalars of any other device are copied there, and read at the flush.
 
     """
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        self.reads_at_once = device is None or device.type == "cpu"
+    def __init__(self, *, reads_at_once: bool = True) -> None:
+        self.reads_at_once = reads_at_once
         self.weight = 1.0
         self.training = True
         self.muted = False
@@ -192,6 +228,7 @@ class Metrics:
         self.epoch = Table()
         self.evaluation = Table()
         self.prog_bar: set[str] = set()
+        self.logs_loss = False
         self._loss: Series | None = None
         self._routes: dict[tuple[Any, ...], tuple[Series, ...]] = {}
 
@@ -207,12 +244,18 @@ class Metrics:
     ) -> None:
         """Record a value of the current micro-batch, as ``Module.log`` describes."""
         if self.muted:
+            if hasattr(value, "compute"):
+                # Its compute at the epoch's end takes every rank, also one without a sample.
+                self._log_object(name, value, on_step, on_epoch)
             return
-        key = (name, on_step, on_epoch, self.training)
+        weight = self.weight if batch_size is None else float(batch_size)
+        key = (name, on_step, on_epoch, reduce, self.training, self.prefix, self.suffix)
         routes = self._routes.get(key)
         if routes is None:
-            routes = self._route(key, prog_bar=prog_bar, reduce=reduce, value=value)
-        weight = self.weight if batch_size is None else batch_size
+            if hasattr(value, "compute"):
+                self._log_object(name, value, on_step, on_epoch)
+                return
+            routes = self._routes[key] = self._route(name, on_step, on_epoch, prog_bar=prog_bar, reduce=reduce)
         if isinstance(value, Tensor):
             if value.numel() != 1:
                 raise _not_a_number(name, f"a tensor of shape {tuple(value.shape)}", "Take its mean() or sum() first.")
@@ -224,18 +267,17 @@ class Metrics:
                 for series in routes:
                     series.add_tensor(value, weight)
                 return
-        elif type(value) is not float and not isinstance(value, (int, float)):
-            self._log_object(name, value, key)
-            return
+        elif type(value) is not float:
+            value = _number(name, value)
         for series in routes:
             series.add(value, weight)
 
     def log_loss(self, loss: Tensor, weight: float) -> None:
         """Record the loss of a training step as ``train/loss``, unless the module logs that name itself."""
+        if self.logs_loss:
+            return
         series = self._loss
         if series is None:
-            if any(key[0] == "train/loss" for key in self._routes):
-                return
             series = self._loss = self.step.open("train/loss", "mean", prog_bar=True)
             self.prog_bar.add("train/loss")
         if self.reads_at_once and loss.is_cpu:
@@ -257,57 +299,74 @@ class Metrics:
         for table, entries in state.items():
             for name, (reduce, total, weight, count, prog_bar) in entries.items():
                 series = getattr(self, table).open(name, reduce, prog_bar=prog_bar)
-                series.total, series.weight, series.count = total, weight, count
+                # Added, not set: one rank may take back the sums of several.
+                adds = reduce in ("mean", "sum")
+                series.total = series.total + total if adds else _extreme(reduce, series.total, total)
+                series.weight, series.count = series.weight + weight, series.count + count
                 if prog_bar:
                     self.prog_bar.add(name)
 
-    def _route(self, key: tuple[Any, ...], *, prog_bar: bool, reduce: str, value: Any) -> tuple[Series, ...]:
+    def _route(
+        self, name: str, on_step: bool | None, on_epoch: bool | None, *, prog_bar: bool, reduce: str
+    ) -> tuple[Series, ...]:
         """Choose, once per name and flags, the series that a value goes to."""
-        name, on_step, on_epoch, training = key
         if reduce not in ("mean", "sum", "min", "max"):
             raise MetricError(f"{name!r} is reduced by {reduce!r}.", fix="Use mean, sum, min or max.")
         if not isinstance(name, str) or not name:
             raise MetricError(f"{name!r} is not the name of a metric.", fix="Log under a text such as 'val/loss'.")
-        if hasattr(value, "compute"):
-            return ()
-        on_step = training if on_step is None else on_step
-        on_epoch = (not training) if on_epoch is None else on_epoch
-        both = on_step and on_epoch and training
-        routes = []
-        if training and on_step:
-            routes.append(self.step.open(f"{name}_step" if both else name, reduce, prog_bar=prog_bar))
-        if training and on_epoch:
-            routes.append(self.epoch.open(f"{name}_epoch" if both else name, reduce, prog_bar=prog_bar))
-        if not training:
-            routes.append(self.evaluation.open(self.prefix + name + self.suffix, reduce, prog_bar=prog_bar))
         if prog_bar:
             self.prog_bar.update({name, f"{name}_step", f"{name}_epoch"})
-        if not self.suffix and not self.prefix:
-            self._routes[key] = tuple(routes)
+        if not self.training:
+            return (self.evaluation.open(self.prefix + name + self.suffix, reduce, prog_bar=prog_bar),)
+        if name == "train/loss":
+            self._take_over_loss(reduce)
+        on_step = True if on_step is None else on_step
+        both = on_step and on_epoch
+        routes = []
+        if on_step:
+            routes.append(self.step.open(f"{name}_step" if both else name, reduce, prog_bar=prog_bar))
+        if on_epoch:
+            routes.append(self.epoch.open(f"{name}_epoch" if both else name, reduce, prog_bar=prog_bar))
         return tuple(routes)
 
-    def _log_object(self, name: str, value: Any, key: tuple[Any, ...]) -> None:
-        """Keep a torchmetrics object until its epoch ends; its value of this batch goes to the step series."""
-        _, on_step, on_epoch, training = key
-        if hasattr(value, "compute") and hasattr(value, "reset"):
-            is_collection = isinstance(value, dict) or hasattr(value, "items")
-            target = self.epoch if training else self.evaluation
-            if on_epoch is not False:
-                target.objects[self.prefix + name + self.suffix] = value
-            if training and on_step and not is_collection:
-                cached = getattr(value, "_forward_cache", None)
-                if cached is not None:
-                    self.log(f"{name}_step" if on_epoch is not False else name, cached, on_step=True, on_epoch=False)
+    def _take_over_loss(self, reduce: str) -> None:
+        """Let the module log ``train/loss`` itself from here on, in whatever way it likes."""
+        self.logs_loss = True
+        if self._loss is not None and self._loss.reduce != reduce:
+            del self.step.series["train/loss"]
+
+    def _log_object(self, name: str, metric: Any, on_step: bool | None, on_epoch: bool | None) -> None:
+        """Keep a torchmetrics object until its epoch ends; its value of this batch goes to the step series.
+
+        In training, too, the epoch's value is the default: it is what such an object is for.
+        """
+        table = self.epoch if self.training else self.evaluation
+        both = bool(on_step and on_epoch and self.training)
+        table.resets[id(metric)] = metric
+        if on_epoch is not False or not self.training:
+            table.objects[self.prefix + name + ("_epoch" if both else "") + self.suffix] = metric
+        if not (self.training and on_step) or self.muted:
             return
-        if isinstance(value, dict):
-            raise _not_a_number(name, "a dict", "Use log_dict.")
+        members = metric.items(keep_base=False, copy_state=False) if hasattr(metric, "items") else [("", metric)]
+        for key, member in members:
+            value = getattr(member, "_forward_cache", None)
+            if isinstance(value, Tensor):
+                label = f"{name}/{key}" if key else name
+                self.log(f"{label}_step" if on_epoch is not False else label, value, on_step=True, on_epoch=False)
+
+
+def _number(name: str, value: Any) -> float:
+    """Return any kind of number as a float: numpy's scalars and arrays of one element, fractions, booleans."""
+    if isinstance(value, (int, float)):
+        return value
+    if isinstance(value, dict):
+        raise _not_a_number(name, "a dict", "Use log_dict.")
+    if getattr(value, "size", 1) == 1 and not isinstance(value, str):
         try:
-            number = float(value)
+            return float(value.item() if hasattr(value, "item") else value)
         except (TypeError, ValueError):
-            raise _not_a_number(
-                name, f"a {type(value).__name__}", "Log a number, a scalar tensor or a Metric."
-            ) from None
-        self.log(name, number, on_step=on_step, on_epoch=on_epoch)
+            pass
+    raise _not_a_number(name, f"a {type(value).__name__}", "Log a number, a scalar tensor or a Metric.")
 
 
 def _not_a_number(name: str, kind: str, fix: str) -> MetricError:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
-import math
+import re
 from collections.abc import Iterable, Mapping
-from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from camshaft.errors import ModuleError
+from camshaft.hparams import Hparams as Hparams
+from camshaft.hparams import check_plain, hyperparameters
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
@@ -54,16 +56,6 @@ class Engine(Protocol):
     @property
     def planned_steps(self) -> int | None:
         """Optimizer updates of the whole run."""
-
-
-class Hparams(dict[str, Any]):
-    """Hyper-parameters: a dict of plain data whose keys are attributes too."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"no hyper-parameter {name!r}; there are {sorted(self)}") from None
 
 
 class Module(torch.nn.Module):
@@ -185,22 +177,26 @@ class Module(torch.nn.Module):
         """Run backward on ``loss`` with the scaling that precision, accumulation and strategy need."""
         self._attached.manual_backward(loss)
 
-    def save_hyperparameters(self, *names: str, ignore: Iterable[str] = ()) -> None:
+    def save_hyperparameters(self, *names: str | Mapping[str, Any], ignore: Iterable[str] = ()) -> None:
         """Keep the arguments of ``__init__`` as ``hparams``: call it there, with no arguments for all.
+
+        Names keep only those; a mapping is kept as it is. A base class keeps the arguments of the class
+        derived from it too, so that ``hparams`` are what the object was made with.
 
         Raises:
             ModuleError: an argument is not plain data (numbers, text, None, lists, dicts); named, since
-                a checkpoint could not hold it without running code on load.
+                a checkpoint could not hold it without running code on load. Or a name is no argument.
         """
         frame = inspect.currentframe()
-        caller = frame.f_back if frame is not None else None
-        if caller is None:
-            raise ModuleError("save_hyperparameters found no caller.", fix="Call it inside __init__.")
         ignored = {ignore} if isinstance(ignore, str) else set(ignore)
-        chosen = {k: v for k, v in _arguments(caller).items() if k not in ignored and (not names or k in names)}
+        given = {k: v for entry in names if isinstance(entry, Mapping) for k, v in entry.items()}
+        asked = [entry for entry in names if not isinstance(entry, Mapping)]
+        chosen = given if given else hyperparameters(self, frame.f_back if frame is not None else None, asked)
+        chosen = {name: value for name, value in chosen.items() if name not in ignored}
         for name, value in chosen.items():
-            _check_plain(f"{type(self).__name__}({name}=...)", name, value)
-        self.hparams.update(chosen)
+            check_plain(f"{type(self).__name__}({name}=...)", name, value)
+        # Copies: what happens to the arguments later is not what the object was made with.
+        self.hparams.update(copy.deepcopy(chosen))
 
     @property
     def planned_steps(self) -> int | None:
@@ -249,17 +245,15 @@ class Module(torch.nn.Module):
     @classmethod
     def _check_definition(cls) -> None:
         """Refuse, at class definition, names that would silently never be called."""
-        known = [name for name in vars(Module) if not name.startswith("_") and callable(getattr(Module, name))]
         for name, value in vars(cls).items():
-            if name.startswith("_") or not inspect.isfunction(value) or name in known:
+            if name.startswith("_") or not inspect.isfunction(value) or hasattr(Module, name):
                 continue
-            if name in _REPLACED:
+            replacement = _REPLACED.get(name) or (_OF_CALLBACKS if _HOOK.match(name) else None)
+            if replacement is not None:
                 raise ModuleError(
-                    f"{cls.__qualname__}.{name} is not called by camshaft.",
-                    why="It would never run.",
-                    fix=_REPLACED[name],
+                    f"{cls.__qualname__}.{name} is not called by camshaft.", why="It would never run.", fix=replacement
                 )
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.88)
+            nearest = _SHORT.get(name) or difflib.get_close_matches(name, _OVERRIDABLE, n=1, cutoff=0.88)
             if nearest and getattr(cls, nearest[0]) is getattr(Module, nearest[0]):
                 raise ModuleError(
                     f"{cls.__qualname__}.{name} looks like a misspelling.",
@@ -276,6 +270,21 @@ _REPLACED = {
     "optimizer_step": "Write a Callback with on_gradients or on_step, or set automatic_optimization = False.",
     "configure_optimizer": "Write configure_optimizers.",
 }
+_OF_CALLBACKS = "Write a Callback: its events are on_fit_start, on_epoch_start, on_step, on_validation_end and others."
+_HOOK = re.compile(
+    r"on_((train|validation|test|predict|fit|sanity_check)_(start|end|(batch|epoch|model)_\w+)|epoch_(start|end)"
+    r"|(before|after)_(zero_grad|backward|optimizer_step|batch_transfer)|(save|load)_checkpoint|step(_start)?"
+    r"|batch(_start|_end)?|backward|gradients|exception|checkpoint(_saved)?|restore|launch|module)$"
+)
+_OVERRIDABLE = (
+    "training_step", "validation_step", "test_step", "predict_step", "batch_weight", "configure_optimizers",
+    "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader",
+)  # fmt: skip
+_SHORT = {
+    "train_step": ["training_step"], "val_step": ["validation_step"], "valid_step": ["validation_step"],
+    "validate_step": ["validation_step"], "validation_dataloader": ["val_dataloader"],
+    "training_dataloader": ["train_dataloader"], "prediction_step": ["predict_step"],
+}  # fmt: skip
 
 
 def bind_step(module: Module, name: str) -> Any:
@@ -289,45 +298,43 @@ def bind_step(module: Module, name: str) -> Any:
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return method
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = [p for p in positional if p.default is p.empty]
-    if not positional or len(required) > 3:
+    required = [p for p in parameters[1:] if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    # An argument that has a default and another name is the user's own, and keeps its default.
+    taken = [p for p in parameters[1:] if p in required or p.name in _INDICES]
+    sources = _sources([p.name for p in taken])
+    if not positional or sources is None:
         raise ModuleError(
             f"{type(module).__name__}.{name}{inspect.signature(method)} cannot be called.",
+            why="A step gets a batch, its index, and the index of its loader.",
             fix=f"Write 'def {name}(self, batch)', and after it, if wanted, 'batch_idx' and 'dataloader_idx'.",
         )
-    match min(len(positional), 3):
-        case 1:
+    if [p.name for p in positional[1:]] == [p.name for p in taken]:
+        return _by_position(method, sources)
+    keys = [p.name for p in taken]
+    return lambda batch, index, loader=0: method(
+        batch, **{key: (index, loader)[source] for key, source in zip(keys, sources, strict=True)}
+    )
+
+
+_INDICES = {"batch_idx": 0, "dataloader_idx": 1}
+
+
+def _sources(names: list[str]) -> list[int] | None:
+    """Return which index each argument takes, by its name or else its place; None when there is none for it."""
+    sources = [_INDICES.get(name, place) for place, name in enumerate(names)]
+    known = len(set(sources)) == len(sources) <= len(_INDICES)
+    return sources if known and "optimizer_idx" not in names else None
+
+
+def _by_position(method: Any, sources: list[int]) -> Any:
+    match sources:
+        case []:
             return lambda batch, _index, _loader=0: method(batch)
-        case 2:
-            if positional[1].name == "dataloader_idx":
-                return lambda batch, _index, loader=0: method(batch, loader)
+        case [0]:
             return lambda batch, index, _loader=0: method(batch, index)
+        case [1]:
+            return lambda batch, _index, loader=0: method(batch, loader)
+        case [1, 0]:
+            return lambda batch, index, loader=0: method(batch, loader, index)
         case _:
             return method
-
-
-def _arguments(frame: FrameType) -> dict[str, Any]:
-    """Read the arguments of the call that ``frame`` runs, without ``self``."""
-    names, _, keywords, values = inspect.getargvalues(frame)
-    arguments = {name: values[name] for name in names[1:]}
-    return arguments | (values[keywords] if keywords else {})
-
-
-def _check_plain(owner: str, name: str, value: Any) -> None:
-    if value is None or isinstance(value, (str, bool, int)):
-        return
-    if isinstance(value, float) and not math.isnan(value):
-        return
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            _check_plain(owner, name, item)
-        return
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        for item in value.values():
-            _check_plain(owner, name, item)
-        return
-    raise ModuleError(
-        f"save_hyperparameters: {owner} holds a {type(value).__name__}, which is not plain data.",
-        why="A checkpoint keeps hyper-parameters as JSON, so that loading one never runs code.",
-        fix=f"Pass the numbers and names it is made from, or call save_hyperparameters(ignore=[{name!r}]).",
-    )

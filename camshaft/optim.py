@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from camshaft.errors import ModuleError
 
 Interval: TypeAlias = Literal["step", "epoch"]
-_OPTIMIZER_KEYS = {"optimizer", "lr_scheduler", "monitor", "frequency"}
+_OPTIMIZER_KEYS = {"optimizer", "lr_scheduler", "monitor"}
 _SCHEDULER_KEYS = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
 
 
@@ -31,11 +31,12 @@ class Plan:
     monitor: str | None = None
     name: str | None = None
     strict: bool = True
+    reduce_on_plateau: bool = False
 
     @property
     def is_plateau(self) -> bool:
         """Whether the scheduler's step takes the value of a metric."""
-        return isinstance(self.scheduler, ReduceLROnPlateau)
+        return self.reduce_on_plateau or isinstance(self.scheduler, ReduceLROnPlateau)
 
     def resolve(self, planned_steps: int | None) -> None:
         """Fill ``interval`` in, now that the length of the run is known.
@@ -43,11 +44,20 @@ class Plan:
         Raises:
             ModuleError: a plateau scheduler that monitors nothing.
         """
-        if self.is_plateau and self.monitor is None:
+        if not self.is_plateau:
+            # Other schedulers follow the count of steps: a metric's value would be taken for one.
+            self.monitor = None
+        elif self.monitor is None:
             raise ModuleError(
-                "ReduceLROnPlateau has no metric to monitor.",
+                f"{type(self.scheduler).__name__} has no metric to monitor.",
                 why="It lowers the rate when a metric stops improving, and cannot guess which.",
                 fix="Return {'scheduler': scheduler, 'monitor': 'val/loss'}.",
+            )
+        elif self.frequency != 1:
+            raise ModuleError(
+                f"{type(self.scheduler).__name__} has frequency {self.frequency}, and steps when its metric is produced.",
+                why="The frequency would be ignored.",
+                fix="Validate less often, or raise its patience.",
             )
         if self.interval is None:
             total = getattr(self.scheduler, "total_steps", None)
@@ -85,15 +95,31 @@ def read_optimizers(returned: Any) -> tuple[list[Optimizer], list[Plan]]:
     Raises:
         ModuleError: any other shape, or an unknown key, named.
     """
+    optimizers, plans = _read(returned)
+    for plan in plans:
+        owner = getattr(plan.scheduler, "optimizer", None)
+        if owner is not None and not any(owner is optimizer for optimizer in optimizers):
+            raise ModuleError(
+                f"{type(plan.scheduler).__name__} belongs to an optimizer that configure_optimizers did not return.",
+                why="It would change the rate of an optimizer that never steps.",
+                fix="Return that optimizer too, or make the scheduler for the one you return.",
+            )
+    return optimizers, plans
+
+
+def _read(returned: Any) -> tuple[list[Optimizer], list[Plan]]:
     if returned is None:
         return [], []
     if isinstance(returned, Optimizer):
         return [returned], []
     if isinstance(returned, Mapping):
         return _read_dict(returned)
-    if isinstance(returned, Sequence) and returned:
-        if len(returned) == 2 and all(isinstance(part, (list, tuple)) for part in returned):
-            return list(returned[0]), [_read_plan(item) for item in returned[1]]
+    if isinstance(returned, Sequence) and not isinstance(returned, str) and returned:
+        is_pair = len(returned) == len(("optimizers", "schedulers"))
+        if is_pair and all(isinstance(part, (list, tuple)) for part in returned):
+            if returned[0] and all(isinstance(item, Optimizer) for item in returned[0]):
+                return list(returned[0]), [_read_plan(item) for item in returned[1]]
+            returned = returned[0]
         if all(isinstance(item, Mapping) for item in returned):
             pairs = [_read_dict(item) for item in returned]
             return [o for pair in pairs for o in pair[0]], [p for pair in pairs for p in pair[1]]
@@ -129,10 +155,18 @@ def _read_plan(entry: Any) -> Plan:
     interval = entry.get("interval")
     if interval not in (None, "step", "epoch"):
         raise ModuleError(f"a scheduler's interval is {interval!r}.", fix="Write 'step' or 'epoch'.")
+    frequency = entry.get("frequency", 1)
+    if not isinstance(frequency, int) or frequency < 1:
+        raise ModuleError(
+            f"a scheduler's frequency is {frequency!r}.",
+            why="It would never step.",
+            fix="Give a whole number of steps or epochs, 1 or more.",
+        )
     return Plan(
         _scheduler(entry.get("scheduler")),
         interval=interval,
-        frequency=int(entry.get("frequency", 1)),
+        frequency=frequency,
+        reduce_on_plateau=bool(entry.get("reduce_on_plateau", False)),
         monitor=entry.get("monitor"),
         name=entry.get("name"),
         strict=bool(entry.get("strict", True)),
@@ -140,11 +174,11 @@ def _read_plan(entry: Any) -> Plan:
 
 
 def _scheduler(scheduler: Any) -> Any:
-    if callable(getattr(scheduler, "step", None)):
+    if callable(getattr(scheduler, "step", None)) and not isinstance(scheduler, Optimizer):
         return scheduler
     raise ModuleError(
         f"{_shape(scheduler)} is not a learning-rate scheduler.",
-        why="It has no step method to call.",
+        why="Nothing in it would change the learning rate.",
         fix="Return one of torch.optim.lr_scheduler, or an object with step, state_dict and load_state_dict.",
     )
 

@@ -14,12 +14,16 @@ from torch import Tensor
 
 from camshaft.checkpoint.entries import Entries
 from camshaft.checkpoint.reader import Reader
-from camshaft.errors import CamshaftError, CheckpointError
+from camshaft.errors import CheckpointError
 from camshaft.state import Checkpoint, Progress
+from camshaft.strategies.optimizers import plain_value, revive_value
 
 if TYPE_CHECKING:
     from camshaft.hooks import Hooks
     from camshaft.state import State
+
+_NOT_PLAIN = object()
+_NAMED = 8
 
 
 def save(state: State, hooks: Hooks, tag: str, *, exact: bool = True, last: bool = False) -> None:
@@ -67,7 +71,7 @@ def save_after(state: State, hooks: Hooks, error: BaseException) -> None:
     """Save what is safe to save after an exception, on a run of one process; never hide the exception."""
     if not state.save_on_exception or state.strategy.world_size > 1 or state.in_update:
         return
-    if state.saved_step == state.progress.step or state.progress.step == 0:
+    if state.progress.step in {state.saved_step, 0}:
         return
     try:
         save(state, hooks, "exception", exact=False)
@@ -95,7 +99,7 @@ def collect(state: State, tag: str, *, exact: bool = True) -> Checkpoint:
         "precision": state.precision,
         "hparams": dict(state.module.hparams),
         "data": state.data_state() if state.data_state is not None else {},
-        "metrics": state.metrics.state_dict(),
+        "metrics": strategy.gather_objects(state.metrics.state_dict()),
         "module": type(state.module).__qualname__,
         "world_size": strategy.world_size,
     }
@@ -114,7 +118,7 @@ def restore(state: State, hooks: Hooks, reader: Reader) -> None:
     state.progress = Progress(**data["progress"])
     state.values = {name: (pair[0], pair[1]) for name, pair in data["values"].items()}
     state.validation_pending = bool(data["validation_pending"])
-    state.metrics.load_state_dict(data["metrics"])
+    _restore_metrics(state, data["metrics"])
     strategy.micro_step(sync=True, precision=data["precision"])
     if data["scaler"] is not None and strategy.scaler is not None:
         strategy.scaler.load_state_dict(data["scaler"])
@@ -155,9 +159,9 @@ def load_weights(state: State, reader: Reader) -> None:
     if differing:
         missing = [name for name in differing if name in own]
         raise CheckpointError(
-            f"the module and the checkpoint have different weights: {', '.join(differing[:8])}"
-            f"{' and more' if len(differing) > 8 else ''}.",
-            why=f"{len(missing)} of them are only in the module, {len(differing) - len(missing)} only in the checkpoint.",
+            f"the module and the checkpoint have different weights: {', '.join(differing[:_NAMED])}"
+            f"{' and more' if len(differing) > _NAMED else ''}.",
+            why=f"{len(missing)} are only in the module, {len(differing) - len(missing)} only in the checkpoint.",
             fix="Build the module as it was saved.",
         )
     with torch.no_grad():
@@ -239,24 +243,49 @@ def _add(record: Checkpoint, name: str, entry: Any) -> None:
         record.tensors[name] = entry
 
 
+def _restore_metrics(state: State, saved: list[dict[str, Any]]) -> None:
+    """Give every rank its sums back; in another number of ranks the first takes those of all."""
+    strategy = state.strategy
+    if len(saved) == strategy.world_size:
+        state.metrics.load_state_dict(saved[strategy.rank])
+    elif strategy.is_main:
+        for sums in saved:
+            state.metrics.load_state_dict(sums)
+
+
 def _scheduler_state(scheduler: Any) -> dict[str, Any]:
     """Return a scheduler's plain state; what is no plain data is rebuilt by the recipe, not saved."""
-    return {key: value for key, value in scheduler.state_dict().items() if _is_plain(value)}
+    return dict(_plain_part(scheduler.state_dict()))
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in value)
+def _plain_part(value: Any) -> Any:
+    """Return the plain data in a value; a dict loses its other entries, so that nested schedulers keep theirs."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    return value is None or isinstance(value, (bool, int, float, str))
+        entries = {k: _plain_part(v) for k, v in value.items() if isinstance(k, str)}
+        return {k: v for k, v in entries.items() if v is not _NOT_PLAIN}
+    if isinstance(value, (list, tuple)):
+        items = [_plain_part(item) for item in value]
+        return _NOT_PLAIN if any(item is _NOT_PLAIN for item in items) else items
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return plain_value("scheduler", value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else _NOT_PLAIN
+
+
+def _overlay(own: Any, saved: Any) -> Any:
+    """Return a fresh scheduler's state with what was saved in it."""
+    if isinstance(own, dict) and isinstance(saved, dict):
+        # A dict of other keys, such as the milestones of a MultiStepLR, was not saved.
+        return {**own, **{k: _overlay(own.get(k), v) for k, v in saved.items()}}
+    if isinstance(own, (list, tuple)) and isinstance(saved, (list, tuple)) and len(own) == len(saved):
+        return type(own)(_overlay(a, b) for a, b in zip(own, saved, strict=True))
+    return revive_value(saved)
 
 
 def _restore_schedulers(state: State, saved: list[dict[str, Any]]) -> None:
     if len(saved) != len(state.plans):
-        raise CamshaftError(
+        raise CheckpointError(
             f"the checkpoint has {len(saved)} learning-rate schedulers and this run {len(state.plans)}.",
             fix="Give the same schedulers, or start from the weights alone.",
         )
     for plan, values in zip(state.plans, saved, strict=True):
-        plan.scheduler.load_state_dict(plan.scheduler.state_dict() | values)
+        plan.scheduler.load_state_dict(_overlay(plan.scheduler.state_dict(), values))
