@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,8 +139,9 @@ def read_validation(settings: Settings) -> Validation:
     if wanted is None:
         return Validation()
     if isinstance(wanted, Validate):
-        options = {"every": wanted.every, "at": wanted.at or (), "after": wanted.after}
-        return Validation(Schedule.parse({k: v for k, v in options.items() if v is not None}), at_start=wanted.at_start)
+        options = {"every": wanted.every, "at": wanted.at or None, "after": wanted.after or None}
+        said = {key: value for key, value in options.items() if value is not None}
+        return Validation(Schedule.parse(said) if said else None, at_start=wanted.at_start)
     return Validation(Schedule.parse(wanted))
 
 
@@ -247,6 +249,16 @@ def _evaluation_sources(assembled: Assembled, stage: Stage) -> list[Source]:
     return [open_source(loader, where, name=name, ordered=stage == "predict") for loader in several]
 
 
+def _require_plain_step(optimizer: torch.optim.Optimizer) -> None:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ModuleError(
+            f"{type(optimizer).__name__} needs a closure that computes the loss again.",
+            why="A step has one forward and backward for each of its micro-batches.",
+            fix="Use an optimizer whose step takes no closure, such as AdamW.",
+        )
+
+
 def _configure(assembled: Assembled) -> list[torch.optim.Optimizer]:
     """Build the optimizers and schedulers that the recipe or the module gives."""
     state, parts = assembled.state, assembled.parts
@@ -265,6 +277,8 @@ def _configure(assembled: Assembled) -> list[torch.optim.Optimizer]:
         )
     if parts.build_scheduler is not None:
         state.plans = [parts.build_scheduler(optimizers[0], state.planned_steps)]
+    for optimizer in optimizers:
+        _require_plain_step(optimizer)
     for plan in state.plans:
         plan.resolve(state.planned_steps)
     state.step_plans = [plan for plan in state.plans if plan.interval == "step" and not plan.is_plateau]

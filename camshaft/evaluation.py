@@ -103,15 +103,18 @@ def _unchanged_metrics(module: Module, *, active: bool) -> Iterator[None]:
     if not active:
         yield
         return
-    kept = [(m, m._copy_state_dict(), m._update_count) for m in module.modules() if hasattr(m, "_copy_state_dict")]
+    kept = [(metric, metric._copy_state_dict(), metric._update_count) for metric in _metric_objects(module)]  # noqa: SLF001
     yield
     for metric, values, count in kept:
         for name, value in values.items():
             setattr(metric, name, value)
-        metric._update_count, metric._computed = count, None
+        metric._update_count, metric._computed = count, None  # noqa: SLF001 - torchmetrics has no public undo
 
 
 def _reset_metrics(module: Module) -> None:
-    for submodule in module.modules():
-        if hasattr(submodule, "_copy_state_dict"):
-            submodule.reset()  # type: ignore[operator]
+    for metric in _metric_objects(module):
+        metric.reset()
+
+
+def _metric_objects(module: Module) -> list[Any]:
+    return [submodule for submodule in module.modules() if hasattr(submodule, "_copy_state_dict")]

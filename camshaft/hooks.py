@@ -91,8 +91,9 @@ class Hooks(Callback):
                 return call(*args)
             except Exception as error:  # noqa: BLE001 - that is what the user asked for
                 self.remove(callback)
+                told = f"{type(error).__name__}: {error}"
                 warnings.warn(
-                    f"callback {callback.name!r} raised in {event} and is off from here on: {type(error).__name__}: {error}",
+                    f"callback {callback.name!r} raised in {event} and is off from here on: {told}",
                     stacklevel=2,
                 )
                 return None

@@ -158,7 +158,7 @@ class Link:
         if image.ndim != 3 or not torch.is_floating_point(image):
             raise ModuleError(
                 f"log_image({name!r}) got a {image.dtype} tensor of shape {tuple(image.shape)}.",
-                fix="Pass one image of shape (C, H, W) with floats in [0, 1]; torchvision's make_grid makes one of many.",
+                fix="Pass one image of shape (C, H, W), floats in [0, 1]; torchvision's make_grid makes one of many.",
             )
         self._state.loggers.log_image(name, image, self._state.progress.step)
 
@@ -186,6 +186,6 @@ class Link:
             raise ModuleError(
                 f"{type(self._state.module).__name__} has automatic_optimization = True.",
                 why="The engine steps its optimizers itself; a second step would train it twice.",
-                fix="Set automatic_optimization = False in the class, or return the loss and leave the rest to the engine.",
+                fix="Set automatic_optimization = False in the class, or return the loss and leave the rest.",
             )
         return self.driver

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from camshaft.errors import ModuleError
-from camshaft.hparams import Hparams as Hparams
-from camshaft.hparams import check_plain, hyperparameters
+from camshaft.hparams import Hparams, check_plain, hyperparameters
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
@@ -191,7 +190,7 @@ class Module(torch.nn.Module):
         ignored = {ignore} if isinstance(ignore, str) else set(ignore)
         given = {k: v for entry in names if isinstance(entry, Mapping) for k, v in entry.items()}
         asked = [entry for entry in names if not isinstance(entry, Mapping)]
-        chosen = given if given else hyperparameters(self, frame.f_back if frame is not None else None, asked)
+        chosen = given or hyperparameters(self, frame.f_back if frame is not None else None, asked)
         chosen = {name: value for name, value in chosen.items() if name not in ignored}
         for name, value in chosen.items():
             check_plain(f"{type(self).__name__}({name}=...)", name, value)

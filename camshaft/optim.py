@@ -55,7 +55,7 @@ class Plan:
             )
         elif self.frequency != 1:
             raise ModuleError(
-                f"{type(self.scheduler).__name__} has frequency {self.frequency}, and steps when its metric is produced.",
+                f"{type(self.scheduler).__name__} has frequency {self.frequency}, and steps whenever its metric comes.",
                 why="The frequency would be ignored.",
                 fix="Validate less often, or raise its patience.",
             )
@@ -246,7 +246,7 @@ class Linear(_Warmup):
 class Constant(_Warmup):
     """Warm up, then keep the rate."""
 
-    def decay(self, fraction: float) -> float:  # noqa: ARG002 - the shape of the contract
+    def decay(self, fraction: float) -> float:
         """Return 1."""
         return 1.0
 

@@ -20,11 +20,11 @@ from camshaft.data import DataModule
 from camshaft.errors import CamshaftError, CheckpointError, DataError
 from camshaft.loggers.base import Logger, Run, Sinks
 from camshaft.module import Module
-from camshaft.recipe.settings import Settings
-from camshaft.rundir import RunDirectory, continuable_run, newest_run
 from camshaft.resuming import resume
+from camshaft.rundir import RunDirectory, continuable_run, newest_run
 from camshaft.signals import EXIT_CODES, heeding
 from camshaft.state import Stage, State
+from camshaft.step import train_step
 from camshaft.terminal import say
 
 
@@ -140,7 +140,7 @@ def _fit(parts: Parts, directory: RunDirectory | None) -> Result:
         parts.loggers = {}
     assembled = assemble(parts, "fit", run_dir)
     state, hooks = assembled.state, assembled.hooks
-    step = loop.train_step if state.module.automatic_optimization else _driver(state)
+    step = train_step if state.module.automatic_optimization else _driver(state)
     with _store(assembled, directory), _reporting(assembled, directory), heeding(state):
         resume(assembled, directory)
         _open_loggers(assembled, directory)

@@ -190,7 +190,7 @@ def capture_streams() -> dict[str, Any]:
 def stream_tensors() -> dict[str, Tensor]:
     """Return the state of torch's global streams, of the CPU and of this rank's device, as byte tensors."""
     tensors = {"torch_cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         tensors["torch_cuda"] = torch.cuda.get_rng_state()
     if torch.backends.mps.is_available():
         tensors["torch_mps"] = torch.mps.get_rng_state()
@@ -205,8 +205,8 @@ def restore_streams(state: State, reader: Reader) -> None:
     Raises:
         CheckpointError: a stream that exists here was not saved.
     """
-    from camshaft.streams import seed_streams
     from camshaft.sampler import derive_seed
+    from camshaft.streams import seed_streams
 
     rank = state.strategy.rank
     saved: Any = reader.rank_data("streams", rank)
