@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
@@ -66,7 +65,7 @@ class CSV(Logger):
             writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(temporary, self._path)
+        temporary.replace(self._path)
         self._file = self._path.open("a", encoding="utf-8", newline="")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -50,7 +49,7 @@ class JSONL(Logger):
                 "tokens": record.tokens,
                 "seconds": round(record.seconds, 3),
                 "values": record.values,
-            }  # fmt: skip
+            }
         )
 
     def log_text(self, name: str, text: str, step: int) -> None:
@@ -95,7 +94,7 @@ def _keep(path: Path, step: int) -> None:
     temporary = path.with_name(f".{path.name}.part")
     with temporary.open("w", encoding="utf-8") as file:
         file.writelines(_lines(path, step) if step else ())
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def _lines(path: Path, step: int) -> Iterator[str]:
