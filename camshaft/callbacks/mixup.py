@@ -29,7 +29,7 @@ class Mixup(Callback):
     """
 
     def __init__(self, num_classes: int, *, alpha: float = 0.2) -> None:
-        if alpha <= 0 or num_classes < 2:  # noqa: PLR2004 - one class is nothing to tell apart
+        if alpha <= 0 or num_classes < 2:
             raise RecipeError(
                 f"Mixup has num_classes={num_classes} and alpha={alpha}.",
                 fix="Give the number of classes, at least 2, and a positive alpha such as 0.2.",

@@ -61,7 +61,7 @@ def _count(parameter: Tensor) -> int:
 
 def _size(size: float) -> str:
     for unit in ("B", "KiB", "MiB"):
-        if size < 1024:  # noqa: PLR2004 - binary units
+        if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
