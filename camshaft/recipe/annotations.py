@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from camshaft.recipe.modules import Source, read_module
 from camshaft.recipe.problems import nearest
 from camshaft.schedule import Schedule
 
+_LARGEST = 2.0**63
 _ANY = {"Any", "object", "typing.Any"}
 _LISTS = {"list", "Sequence", "Iterable", "Collection", "set", "frozenset", "List", "Set", "Iterator"}
 _DICTS = {"dict", "Mapping", "MutableMapping", "Dict"}
@@ -89,7 +89,7 @@ class Kind:
 
     def accepts(self, value: Any) -> bool:
         """Say whether the annotation takes a value; what cannot be told is taken."""
-        if isinstance(value, dict) and "_target_" in value:
+        if isinstance(value, dict) and "_target_" in value and self.name not in _DICTS:
             return self.name not in ("int", "float", "bool", "str", "Literal", "Path")
         if self.name == "Union":
             return any(kind.accepts(value) for kind in self.known or self.arguments)
@@ -133,7 +133,7 @@ class Kind:
 
     def convert(self, value: Any) -> Any:
         """Return the value as the annotation means it: 1e3 is the whole number 1000 where one is asked for."""
-        if isinstance(value, float) and not self.accepts(value) and math.isfinite(value) and value == int(value):
+        if isinstance(value, float) and not self.accepts(value) and abs(value) < _LARGEST and value == int(value):
             whole = int(value)
             return whole if self.accepts(whole) and not isinstance(whole, bool) else value
         return value

@@ -63,15 +63,20 @@ class Checker:
 
     def shorthand(self, name: str, value: Any) -> None:
         """Check a top-level key against the callback that it stands for."""
-        target = CALLBACKS[name]
-        arguments = expand(name, value)
-        if isinstance(value, dict) and arguments is value:
-            self.target(SLOTS["callbacks"], target, value, (name,))
+        if isinstance(value, dict) and "_target_" in value:
+            self.note(
+                (name, "_target_"),
+                f"{name} stands for the built-in callback of that name.",
+                fix=f"Name a class of your own as callbacks.{name}._target_.",
+            )
             return
-        found = find(target, None)
+        arguments = expand(name, value)
+        if arguments is value:
+            self.target(SLOTS["callbacks"], CALLBACKS[name], value, (name,))
+            return
+        found = find(CALLBACKS[name], None)
         if isinstance(found, Definition):
-            parameter = next(iter(signature(found, None).parameters.values()))
-            self.value(Kind(parameter.annotation, parameter.source), value, (name,))
+            self.argument(next(iter(signature(found, None).parameters.values())), value, (name,))
 
     def record(self, record: type[Any], data: dict[Any, Any], path: Path) -> None:
         """Check a mapping against the fields of a dataclass."""
@@ -314,13 +319,17 @@ class Checker:
 def expand(name: str, value: Any) -> dict[str, Any]:
     """Return the arguments of the callback that a top-level key stands for.
 
-    A mapping gives its arguments; anything else, such as a schedule by step, is its first one.
+    A mapping gives its arguments; anything else, and a mapping that is a schedule by step, is its first one.
     """
     found = find(CALLBACKS[name], None)
-    names = list(signature(found, None).parameters) if isinstance(found, Definition) else [name]
-    if isinstance(value, dict) and (not value or not names or any(key in names for key in value)):
+    parameters = signature(found, None).parameters if isinstance(found, Definition) else {}
+    first = next(iter(parameters.values()), None)
+    if not isinstance(value, dict):
+        return {first.name if first is not None else name: value}
+    is_first = first is not None and Kind(first.annotation, first.source).accepts(value)
+    if not value or not is_first or any(key in parameters for key in value):
         return value
-    return {names[0]: value}
+    return {first.name if first is not None else name: value}
 
 
 def _hint(parameter: Parameter) -> str:

@@ -253,6 +253,11 @@ class _Reader:
         return number(text)
 
 
+def is_text(text: str) -> bool:
+    """Say whether unquoted text is read as the text that it is."""
+    return text not in _CONSTANTS and not _OCTAL.match(text) and isinstance(number(text), str)
+
+
 def number(text: str) -> Any:
     """Return the number that unquoted text writes, or the text."""
     if len(text) > 40:  # noqa: PLR2004 - no number worth reading is longer

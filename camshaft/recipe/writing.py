@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from camshaft.recipe.source import is_text
+
 
 class _Dumper(yaml.SafeDumper):
     """Indent lists below their key, and never write aliases."""
@@ -14,6 +16,14 @@ class _Dumper(yaml.SafeDumper):
         """Write every value out."""
         del data
         return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    # The dumper leaves bare what YAML 1.1 takes for text, such as 1e3; a recipe reads that as a number.
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if is_text(value) else "'")
+
+
+_Dumper.add_representer(str, _text)
 
 
 def to_yaml(data: Any) -> str:

@@ -181,3 +181,15 @@ def test_checking_imports_neither_torch_nor_the_recipes_own_code(project):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_shorthand_is_checked_like_its_callback(project):
+    assert errors(f"{GOOD}checkpoint: {{kep_last: 2}}\n") == (
+        "r.yaml:3: checkpoint.kep_last is not an argument of camshaft.callbacks.checkpoint.Checkpoint.\n"
+        "  It would be ignored and keep_last would stay 1. Did you mean 'keep_last'?"
+    )
+    assert read(f"{GOOD}checkpoint: {{at: [1, 2]}}\n").config["callbacks"]["checkpoint"] == {"every": {"at": [1, 2]}}
+    assert errors(f"{GOOD}checkpoint: {{_target_: net.Freeze}}\n") == (
+        "r.yaml:3: checkpoint stands for the built-in callback of that name.\n"
+        "  Name a class of your own as callbacks.checkpoint._target_."
+    )

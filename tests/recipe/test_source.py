@@ -2,6 +2,7 @@ import pytest
 
 from camshaft.errors import RecipeError
 from camshaft.recipe.source import parse
+from camshaft.recipe.writing import to_yaml
 
 
 def data(text):
@@ -73,3 +74,10 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
 def test_an_empty_file_holds_nothing():
     assert data("") is None
     assert data("# only a remark\n") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["1e3", "010", "08", "0o17", "on", "1:30", "null", "~", "", "1_0", ".5", "=", "<<", "a: b", "é", "- x"]
+)
+def test_text_that_looks_like_something_else_is_written_so_that_it_stays_text(text):
+    assert parse(to_yaml({"a": text, text: [text]}), "r.yaml").data == {"a": text, text: [text]}
