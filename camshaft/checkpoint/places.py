@@ -28,9 +28,6 @@ class Sink(Protocol):
     def write(self, data: memoryview) -> None:
         """Append all of ``data``."""
 
-    def flush(self) -> None:
-        """Push what was written toward the device; may run beside ``write``."""
-
     def close(self) -> None:
         """End the file; its content is durable when this returns."""
 
@@ -92,9 +89,6 @@ class _FileSink:
     def write(self, data: memoryview) -> None:
         while data:
             data = data[os.write(self._fd, data) :]
-
-    def flush(self) -> None:
-        os.fdatasync(self._fd)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

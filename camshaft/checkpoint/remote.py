@@ -24,9 +24,6 @@ class _RemoteSink:
     def write(self, data: memoryview) -> None:
         self._file.write(data)
 
-    def flush(self) -> None:
-        """Do nothing: the object appears, whole, when it is closed."""
-
     def close(self) -> None:
         self._file.close()
 

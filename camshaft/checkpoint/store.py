@@ -105,8 +105,7 @@ class Store:
         try:
             self._start(job, entries, tag)
             parts = self._agree(lambda: self._write(job), job.peers)
-            paths: list[Location | None] = self._agree(lambda: self._commit(job, parts), job.peers)
-            return _of_main(paths)
+            return cast("Location", _of_main(self._agree(lambda: self._commit(job, parts), job.peers)))
         except BaseException:
             self._abort(job)
             raise
@@ -149,8 +148,7 @@ class Store:
         if self._flight is None:
             return None
         flight, self._flight = self._flight, None
-        paths: list[Location | None] = self._agree(flight.result)
-        return _of_main(paths)
+        return cast("Location", _of_main(self._agree(flight.result)))
 
     def latest(self, *, check: Check = "full") -> Found | None:
         """Return the newest checkpoint that is whole, exact and passes ``check``; None when there is none.
@@ -368,4 +366,7 @@ class Store:
 
 def _of_main(answers: Sequence[T | None]) -> T:
     """Return what the main process answered; the others answered None."""
-    return next(answer for answer in answers if answer is not None)
+    for answer in answers:
+        if answer is not None:
+            return answer
+    raise AssertionError("no rank is the main process")

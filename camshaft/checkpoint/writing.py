@@ -1,4 +1,4 @@
-"""Write one rank's files, hashing and flushing in other threads while the next bytes are written."""
+"""Write one rank's files, hashing and syncing in other threads while the next bytes are written."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,8 +16,8 @@ from camshaft.checkpoint.manifest import FileRecord
 from camshaft.checkpoint.places import Place, Sink
 
 _BLOCK = 8 << 20
-_FLUSH_EVERY = 64 << 20
-_PENDING = 8
+_COPIES = 4
+_SYNCS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,61 +32,63 @@ class Draft:
 def write_drafts(place: Place, folder: str, drafts: Sequence[Draft]) -> dict[str, FileRecord]:
     """Write ``drafts`` into ``folder``, durably, and return what each file must be from now on.
 
-    Of tensors that are not in host memory one at a time is copied there.
+    Of tensors that are not in host memory, or not contiguous, a few are copied there at a time.
     """
-    # sha256 is about as fast as the disk, and both release the interpreter: side by side they cost one of the two.
-    with ThreadPoolExecutor(1, "hash") as hasher, ThreadPoolExecutor(1, "flush") as flusher:
-        writing = _Writing(hasher, flusher)
-        files = {draft.name: writing.write(place.create(f"{folder}/{draft.name}"), draft) for draft in drafts}
-        return {name: FileRecord(size, digest.result()) for name, (size, digest) in files.items()}
+    # sha256 takes about as long as writing and syncing, and all of them release the interpreter. A thread per
+    # file, the largest first, and no writer that waits for a hash: measured, one thread and a bounded queue turn
+    # 1.1 times the time of writing alone into 1.5.
+    ordered = sorted(drafts, key=lambda draft: -sum(tensor.nbytes for tensor in draft.tensors))
+    with ThreadPoolExecutor(_SYNCS, "sync") as syncer, ExitStack() as hashers:
+        writing, pending = _Writing(syncer), {}
+        for draft in ordered:
+            hasher = hashers.enter_context(ThreadPoolExecutor(1, "hash"))
+            pending[draft.name] = writing.write(place.create(f"{folder}/{draft.name}"), draft, hasher)
+        files = {}
+        for name, (size, digest, closed) in pending.items():
+            closed.result()
+            files[name] = FileRecord(size, digest.result())
+        return files
 
 
 class _Writing:
-    def __init__(self, hasher: ThreadPoolExecutor, flusher: ThreadPoolExecutor) -> None:
-        self._hasher = hasher
-        self._flusher = flusher
-        self._pending: deque[Future[None]] = deque()
+    def __init__(self, syncer: ThreadPoolExecutor) -> None:
+        self._syncer = syncer
+        self._copies: deque[Future[None]] = deque()
 
-    def write(self, sink: Sink, draft: Draft) -> tuple[int, Future[str]]:
-        digest, size, unflushed = hashlib.sha256(), 0, 0
-        flush: Future[None] | None = None
+    def write(self, sink: Sink, draft: Draft, hasher: ThreadPoolExecutor) -> tuple[int, Future[str], Future[None]]:
+        digest, size = hashlib.sha256(), 0
         try:
-            for block in _blocks(draft):
-                self._pending.append(self._hasher.submit(digest.update, block))
+            for block, is_copy in _blocks(draft):
+                hashed = hasher.submit(digest.update, block)
                 sink.write(block)
                 size += len(block)
-                unflushed += len(block)
-                if unflushed >= _FLUSH_EVERY and (flush is None or flush.done()):
-                    if flush is not None:
-                        flush.result()
-                    flush, unflushed = self._flusher.submit(sink.flush), 0
-                # Bounds the memory of blocks that were copied for this only.
-                if len(self._pending) > _PENDING:
-                    self._pending.popleft().result()
-            if flush is not None:
-                flush.result()
-        finally:
-            if flush is not None:
-                flush.exception()
+                if is_copy:
+                    self._copies.append(hashed)
+                    # Bounds the memory that exists only to be written.
+                    if len(self._copies) > _COPIES:
+                        self._copies.popleft().result()
+        except BaseException:
             sink.close()
-        return size, self._hasher.submit(digest.hexdigest)
+            raise
+        return size, hasher.submit(digest.hexdigest), self._syncer.submit(sink.close)
 
 
-def _blocks(draft: Draft) -> Iterator[memoryview]:
-    """Yield the file's bytes in blocks that are neither tiny nor huge."""
+def _blocks(draft: Draft) -> Iterator[tuple[memoryview, bool]]:
+    """Yield the file's bytes in blocks that are neither tiny nor huge, and whether each is a copy."""
     small = bytearray(draft.start)
     for tensor in draft.tensors:
         data = formats.as_bytes(tensor)
-        if len(data) < _BLOCK:
+        if len(data) < _BLOCK // 8:
             small += data
             if len(small) >= _BLOCK:
-                yield memoryview(small)
+                yield memoryview(small), True
                 small = bytearray()
             continue
         if small:
-            yield memoryview(small)
+            yield memoryview(small), True
             small = bytearray()
+        is_copy = not (tensor.is_cpu and tensor.is_contiguous())
         for start in range(0, len(data), _BLOCK):
-            yield data[start : start + _BLOCK]
+            yield data[start : start + _BLOCK], is_copy
     if small:
-        yield memoryview(small)
+        yield memoryview(small), True
