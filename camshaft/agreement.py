@@ -18,7 +18,7 @@ def exchange(state: State, count: int) -> int:
     """
     control = state.control
     if state.strategy.world_size == 1:
-        return asked(state, everywhere=False)
+        return asked(state, everywhere=False) if control.stopping or control.saving or control.validating else 0
     due = count % state.limits.agree_every == 0
     flying = FLYING if state.flight is not None and state.store.in_flight else 0
     brought = state.strategy.agree(asked(state, everywhere=False) | flying, due=due)

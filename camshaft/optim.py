@@ -119,7 +119,6 @@ def _read(returned: Any) -> tuple[list[Optimizer], list[Plan]]:
         if is_pair and all(isinstance(part, (list, tuple)) for part in returned):
             if returned[0] and all(isinstance(item, Optimizer) for item in returned[0]):
                 return list(returned[0]), [_read_plan(item) for item in returned[1]]
-            returned = returned[0]
         if all(isinstance(item, Mapping) for item in returned):
             pairs = [_read_dict(item) for item in returned]
             return [o for pair in pairs for o in pair[0]], [p for pair in pairs for p in pair[1]]

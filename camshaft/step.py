@@ -23,7 +23,7 @@ def train_step(state: State, window: Window, hooks: Hooks) -> bool:
     Every rank calls this with its own micro-batches. The gradient is that of the mean loss over all
     samples of the window and all ranks, however unevenly they are spread.
     """
-    strategy, progress = state.strategy, state.progress
+    strategy, progress, metrics = state.strategy, state.progress, state.metrics
     hooks.on_step_start(state, window.batches)
     strategy.zero_grad()
     weighting = Weighting(state, window)
@@ -31,17 +31,18 @@ def train_step(state: State, window: Window, hooks: Hooks) -> bool:
     for index in range(last + 1):
         strategy.micro_step(sync=index == last, precision=state.precision)
         batch = hooks.on_batch(state, strategy.to_device(window.batches[index]))
-        state.metrics.weight, state.metrics.muted = weighting.weights[index], not window.samples[index]
-        loss = weighting.read(index, strategy.run("training_step", batch, window.first + index))
-        strategy.backward(weighting.scale(index, loss))
+        metrics.weight, metrics.muted = weighting.weights[index], not window.samples[index]
+        loss, share = weighting.weigh(index, strategy.run("training_step", batch, window.first + index))
+        strategy.backward(share)
         progress.micro_step += 1
         hooks.on_backward(state, loss)
-    state.metrics.muted = False
-    weighting.finish()
+    metrics.muted = False
+    if weighting.is_late:
+        weighting.divide_gradients()
     if strategy.unscale():
         hooks.on_gradients(state)
     state.in_update = True
-    took = strategy.step(skip=weighting.is_empty or state.control.skipping is not None)
+    took = strategy.step(skip=weighting.is_empty() or state.control.skipping is not None)
     state.control.skipping = None
     if not took:
         state.in_update = False
@@ -68,68 +69,68 @@ class Weighting:
     once a step. A (sum, weight) pair without it has its gradients divided after the last backward.
     """
 
-    __slots__ = ("_late", "_late_weight", "_none", "_owner", "_state", "_total", "_world", "tokens", "weights")
+    __slots__ = ("_late_weight", "_metrics", "_nothing", "_state", "_total", "_world", "is_late", "tokens", "weights")
 
     def __init__(self, state: State, window: Window) -> None:
         self._state = state
+        self._metrics = state.metrics
         self._world = state.strategy.world_size
-        self._late = False
-        self._late_weight = 0.0
-        self._none = 0
-        self.tokens = 0.0
+        self._nothing = 0
+        self._late_weight = self.tokens = 0.0
+        self.is_late = False
+        self.weights: list[Any] = window.samples
+        self._total: float = window.total
         if state.weighs_batches:
             batches = zip(window.batches, window.samples, strict=True)
-            self.weights: list[Any] = [float(state.module.batch_weight(b)) if n else 0.0 for b, n in batches]
+            self.weights = [float(state.module.batch_weight(b)) if n else 0.0 for b, n in batches]
             total = torch.tensor(sum(self.weights), dtype=torch.float64)
             self._total = self.tokens = float(state.strategy.reduce(total))
-        else:
-            self.weights = window.samples
-            self._total = window.total
 
-    @property
     def is_empty(self) -> bool:
-        """Whether no micro-batch of the only rank gave a loss, so that there is nothing to update with."""
-        return self._none == len(self.weights) and self._world == 1
+        """Say whether no micro-batch of the only rank gave a loss, so that there is nothing to update with."""
+        return self._nothing > 0 and self._nothing == len(self.weights) and self._world == 1
 
-    def read(self, index: int, output: Any) -> Tensor:
-        """Return the loss to run backward on, and record its mean as ``train/loss``."""
+    def weigh(self, index: int, output: Any) -> tuple[Tensor, Tensor]:
+        """Return the loss of a micro-batch and its share of the window's; record its mean as ``train/loss``."""
+        if type(output) is Tensor and output.requires_grad and output.numel() == 1:
+            weight = self.weights[index]
+            self._metrics.log_loss(output, weight)
+        else:
+            output, weight = self._read(index, output)
+        divisor = self._total / (weight * self._world) if weight else math.inf
+        return output, output if divisor == 1 else output / divisor
+
+    def divide_gradients(self) -> None:
+        """Divide the gradients by a weight that was only known after the forward passes."""
+        strategy = self._state.strategy
+        total = float(strategy.reduce(torch.tensor(self._late_weight, dtype=torch.float64)))
+        strategy.scale_gradients(self._world / total if total else 0.0)
+
+    def _read(self, index: int, output: Any) -> tuple[Tensor, float]:
+        """Read every other shape than a plain loss: a dict, a pair, None, or what cannot be trained on."""
         if isinstance(output, dict):
             output = output.get("loss")
         if output is None:
-            self._none += 1
-            return self._state.strategy.zero_loss()
+            self._nothing += 1
+            return self._state.strategy.zero_loss(), self.weights[index]
         owner = type(self._state.module).__name__
         if isinstance(output, tuple):
-            if len(output) != 2:
+            if len(output) != len(("sum", "weight")):
                 raise LossError(
                     f"{owner}.training_step returned a tuple of {len(output)}.",
                     fix="Return the loss, or (sum, weight).",
                 )
             return self._read_pair(index, check_loss(output[0], owner), float(output[1]))
         loss = check_loss(output, owner)
-        self._state.metrics.log_loss(loss, self.weights[index])
-        return loss
+        self._metrics.log_loss(loss, self.weights[index])
+        return loss, self.weights[index]
 
-    def scale(self, index: int, loss: Tensor) -> Tensor:
-        """Divide a loss by its share of the window."""
-        if self._late:
-            return loss if self.weights[index] else loss * 0.0
-        weight = self.weights[index]
-        divisor = self._total / (weight * self._world) if weight else math.inf
-        return loss if divisor == 1 else loss / divisor
-
-    def finish(self) -> None:
-        """Divide the gradients, where the weight was only known after the forward passes."""
-        if self._late:
-            strategy = self._state.strategy
-            total = float(strategy.reduce(torch.tensor(self._late_weight, dtype=torch.float64)))
-            strategy.scale_gradients(self._world / total if total else 0.0)
-
-    def _read_pair(self, index: int, loss: Tensor, weight: float) -> Tensor:
-        self._state.metrics.log_loss(loss / weight if weight else loss * 0.0, weight)
-        if self._state.weighs_batches:
-            # ``scale`` divides by total / (weight * world): undo the mean that a scalar would be.
-            return loss / self.weights[index] if self.weights[index] else loss
-        self._late = True
-        self._late_weight += weight if self.weights[index] else 0.0
-        return loss
+    def _read_pair(self, index: int, loss: Tensor, weight: float) -> tuple[Tensor, float]:
+        """Return the sum, weighed so that its share is sum * world / total, or the sum itself until that is known."""
+        self._metrics.log_loss(loss / weight if weight else loss * 0.0, weight)
+        counts = 1.0 if self.weights[index] else 0.0
+        if not self._state.weighs_batches:
+            self.is_late = True
+            self._late_weight += weight * counts
+            return loss, counts * self._total / self._world
+        return loss, counts
