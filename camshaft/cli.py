@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camshaft.errors import CamshaftError
+from camshaft.worker import end, report_error
 
 if TYPE_CHECKING:
     from camshaft.recipe import Recipe
@@ -73,8 +74,10 @@ def guard(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] | 
     try:
         return command(argv)
     except CamshaftError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return EXIT_FAILED if getattr(error, "during_training", False) else EXIT_INPUT
+        code = EXIT_FAILED if getattr(error, "during_training", False) else EXIT_INPUT
+        if not report_error(error, code):
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return code
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -82,6 +85,10 @@ def guard(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] | 
         # The reader of a pipe, such as head, has what it wanted; the interpreter must not flush into it again.
         sys.stdout = None
         return EXIT_OK
+    except Exception as error:
+        if not report_error(error, EXIT_FAILED):
+            raise
+        return EXIT_FAILED
 
 
 def say(text: str) -> None:
@@ -149,4 +156,4 @@ def _help() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -225,7 +225,11 @@ class Accelerated(Strategy):
 
     def _check_environment(self) -> None:
         """Refuse an environment in which Accelerate would build something else than this strategy."""
-        flags = {"ACCELERATE_USE_FSDP": "fsdp", "ACCELERATE_USE_DEEPSPEED": "deepspeed", "ACCELERATE_USE_MEGATRON_LM": "megatron"}
+        flags = {
+            "ACCELERATE_USE_FSDP": "fsdp",
+            "ACCELERATE_USE_DEEPSPEED": "deepspeed",
+            "ACCELERATE_USE_MEGATRON_LM": "megatron",
+        }
         for flag, other in flags.items():
             if os.environ.get(flag, "false").lower() in ("1", "true") and other != self.name:
                 raise StrategyError(

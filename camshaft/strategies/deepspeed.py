@@ -56,7 +56,12 @@ class DeepSpeed(Accelerated):
         timeout_s: float = 1800.0,
     ) -> None:
         super().__init__(device=device, timeout_s=timeout_s)
-        own = {"stage": stage, "offload_optimizer": offload_optimizer, "offload_param": offload_param, "nvme_path": nvme_path}
+        own = {
+            "stage": stage,
+            "offload_optimizer": offload_optimizer,
+            "offload_param": offload_param,
+            "nvme_path": nvme_path,
+        }
         self.config = read_config(config, own)
         self.stage = int(self.config["zero_optimization"]["stage"])
         self.evaluates_wrapped = self.needs_equal_forwards = self.stage == 3  # type: ignore[misc]
@@ -107,7 +112,9 @@ class DeepSpeed(Accelerated):
             return optimizers
         if self.stage and optimizers:
             self._state = ZeroState(optimizers[0], self.parameter_names())
-        self._wrapped, *_ = result if isinstance(result := self.accelerator.prepare(dispatch, *optimizers), tuple) else (result,)
+        self._wrapped, *_ = (
+            result if isinstance(result := self.accelerator.prepare(dispatch, *optimizers), tuple) else (result,)
+        )
         self._wrapped.optimizer and self._adopt(optimizers)
         return optimizers
 
@@ -124,8 +131,8 @@ class DeepSpeed(Accelerated):
             if base is not optimizers[0]:
                 # DeepSpeed's own CPU Adam took its place: schedulers still hold ours.
                 optimizers[0].param_groups = base.param_groups
-            leaves = [m for m in self._dispatch.modules() if any(True for _ in m.parameters(recurse=False))]
-            self._stand = Stand(leaves if self.stage == 3 else ())
+            inner = [m for m in self._dispatch.modules() if m is not self._dispatch] if self.stage == 3 else []
+            self._stand = Stand([m for m in inner if any(True for _ in m.parameters(recurse=False))], inner)
         if self.stage == 3:
             rank = dist.get_rank()
             rest = {name: untrained(p, rank) for name, p in parameters.items() if name not in self._fragments}
@@ -241,7 +248,10 @@ class DeepSpeed(Accelerated):
         """Yield names and tensors; a partitioned parameter is a meta tensor of its whole shape."""
         for name, tensor in super().named_state():
             fragment = self._fragments.get(name)
-            yield name, tensor if fragment is None else torch.empty(fragment.shape, dtype=fragment.flat.dtype, device="meta")
+            yield (
+                name,
+                tensor if fragment is None else torch.empty(fragment.shape, dtype=fragment.flat.dtype, device="meta"),
+            )
 
     def shard(self, name: str, tensor: Tensor) -> Any:
         """Return this rank's range of a partitioned parameter, or of a tensor shaped like its part."""
@@ -305,7 +315,9 @@ def _quieten() -> None:
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor. is deprecated", category=FutureWarning)
+    warnings.filterwarnings(
+        "ignore", message=".*(all_gather_into|reduce_scatter)_tensor. is deprecated", category=FutureWarning
+    )
 
 
 def _require_deepspeed() -> None:

@@ -31,7 +31,9 @@ def read_config(config: str | Path | Mapping[str, Any] | None, own: Mapping[str,
     return read
 
 
-def complete(config: Mapping[str, Any], *, world_size: int, recipe: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def complete(
+    config: Mapping[str, Any], *, world_size: int, recipe: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the configuration to hand to DeepSpeed, and what became of each ``auto``.
 
     ``recipe`` may say ``batch_size`` (all ranks), ``accumulate`` and ``max_norm``. DeepSpeed itself is told that each
@@ -87,9 +89,13 @@ def _load(config: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         read = json.loads(Path(config).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise StrategyError(f"the DeepSpeed config {config} cannot be read: {error}", fix="Give a JSON file.") from error
+        raise StrategyError(
+            f"the DeepSpeed config {config} cannot be read: {error}", fix="Give a JSON file."
+        ) from error
     if not isinstance(read, dict):
-        raise StrategyError(f"the DeepSpeed config {config} is no JSON object.", fix="Give a file as DeepSpeed takes it.")
+        raise StrategyError(
+            f"the DeepSpeed config {config} is no JSON object.", fix="Give a file as DeepSpeed takes it."
+        )
     return read
 
 
@@ -109,7 +115,10 @@ def _put_offload(zero: dict[str, Any], own: Mapping[str, Any]) -> None:
         if device is None:
             continue
         if zero["stage"] < least:
-            raise StrategyError(f"{key} needs ZeRO stage {least} or more, and this is {zero['stage']}.", fix=f"Set stage: {max(least, 2)}.")
+            raise StrategyError(
+                f"{key} needs ZeRO stage {least} or more, and this is {zero['stage']}.",
+                fix=f"Set stage: {max(least, 2)}.",
+            )
         section = zero.setdefault(key, {})
         section["device"] = device
         if device == "nvme":

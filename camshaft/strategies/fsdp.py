@@ -67,7 +67,9 @@ class FSDP(Sharded):
         timeout_s: float = 1800.0,
     ) -> None:
         super().__init__(device=device, timeout_s=timeout_s)
-        self.wrap: list[str] | int | None = [wrap] if isinstance(wrap, str) else wrap if isinstance(wrap, int) else list(wrap or ()) or None
+        self.wrap: list[str] | int | None = (
+            [wrap] if isinstance(wrap, str) else wrap if isinstance(wrap, int) else list(wrap or ()) or None
+        )
         self.policy = _read_policy(mixed_precision)
         self.reshard_after_forward = reshard_after_forward
         self.cpu_offload = cpu_offload
@@ -133,7 +135,11 @@ class FSDP(Sharded):
 
         pretend_gpu_kind(self.device)
         shard = self._shard_size()
-        config = ParallelismConfig(dp_replicate_size=self.dp_replicate, dp_shard_size=shard) if self.dp_replicate > 1 else None
+        config = (
+            ParallelismConfig(dp_replicate_size=self.dp_replicate, dp_shard_size=shard)
+            if self.dp_replicate > 1
+            else None
+        )
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             auto_wrap_policy="no_wrap" if self.wrap is None else "transformer_based_wrap",
@@ -144,7 +150,9 @@ class FSDP(Sharded):
             cpu_ram_efficient_loading=False,
             activation_checkpointing=False,
         )
-        return Accelerator(mixed_precision="no", fsdp_plugin=plugin, parallelism_config=config, step_scheduler_with_optimizer=False)
+        return Accelerator(
+            mixed_precision="no", fsdp_plugin=plugin, parallelism_config=config, step_scheduler_with_optimizer=False
+        )
 
     def _wrap(self, dispatch: Dispatch, optimizers: list[Optimizer]) -> list[Optimizer]:
         assert self.module is not None
@@ -222,4 +230,3 @@ def _read_policy(given: Mapping[str, Dtype] | None) -> MixedPrecisionPolicy | No
         )
     chosen = {f"{name}_dtype": _DTYPES[value] for name, value in given.items()}
     return MixedPrecisionPolicy(**chosen)
-

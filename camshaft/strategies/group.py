@@ -99,7 +99,12 @@ class Group:
     def reduce(self, value: Tensor, op: str) -> Tensor:
         """Return ``value`` reduced over all ranks: on the host for a host tensor, else on its device."""
         group = self.host if value.device.type == "cpu" else dist.group.WORLD
-        kinds = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+        kinds = {
+            "sum": dist.ReduceOp.SUM,
+            "mean": dist.ReduceOp.SUM,
+            "min": dist.ReduceOp.MIN,
+            "max": dist.ReduceOp.MAX,
+        }
         result = value.detach().clone()
         dist.all_reduce(result, kinds[op], group=group)
         return result / self.launched.world_size if op == "mean" else result

@@ -120,7 +120,10 @@ def _read_plan(module: nn.Module, size: int) -> dict[str, ParallelStyle]:
                 fix=f"Its layers are {', '.join(name for name in layers if name)}.",
             )
         if isinstance(style, str) and style not in _STYLES:
-            raise StrategyError(f"tensor_parallel_plan() gives {pattern!r} the style {style!r}.", fix=f"Use one of {', '.join(_STYLES)}.")
+            raise StrategyError(
+                f"tensor_parallel_plan() gives {pattern!r} the style {style!r}.",
+                fix=f"Use one of {', '.join(_STYLES)}.",
+            )
         for name in names:
             _check_divides(name, layers[name], style, size)
             plan[name] = _STYLES[style]() if isinstance(style, str) else style

@@ -45,7 +45,9 @@ class Stage12:
     def fragments(self, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Fragment]]:
         """Yield the fragment of every trained parameter that this rank owns some of, in its groups' order."""
         names = {id(p): name for name, p in parameters.items()}
-        for flat, group in zip(self.optimizer.single_partition_of_fp32_groups, self.optimizer.bit16_groups, strict=True):
+        for flat, group in zip(
+            self.optimizer.single_partition_of_fp32_groups, self.optimizer.bit16_groups, strict=True
+        ):
             for parameter in group:
                 mapping = parameter._hp_mapping
                 shape = tuple(parameter.shape)
@@ -60,7 +62,12 @@ class Stage12:
         if self.optimizer.cpu_offload:
             return [flat.grad for flat in self.optimizer.single_partition_of_fp32_groups]
         averaged = self.optimizer.averaged_gradients
-        return [g for group in averaged.values() if group is not None for g in ([group] if isinstance(group, Tensor) else group)]
+        return [
+            g
+            for group in averaged.values()
+            if group is not None
+            for g in ([group] if isinstance(group, Tensor) else group)
+        ]
 
     def publish(self) -> None:
         """Give every rank the parameters that belong to the master weights."""

@@ -89,4 +89,3 @@ def _scalar(key: str, value: Any) -> Any:
     if key == "step" and isinstance(value, int):
         value = torch.tensor(float(value))
     return plain_value(key, value)
-

@@ -139,7 +139,9 @@ def train(
             outcome.norms.append(float(strategy.clip_grad_norm(clip)))
         assert strategy.step()
         with torch.no_grad():
-            torch._foreach_lerp_(list(average.values()), [v.float() for v in dict(strategy.named_local()).values()], 0.1)
+            torch._foreach_lerp_(
+                list(average.values()), [v.float() for v in dict(strategy.named_local()).values()], 0.1
+            )
         outcome.losses.append(float(strategy.reduce(torch.tensor(total, dtype=torch.float64), "mean")))
     outcome.weights = whole(strategy, strategy.named_state())
     outcome.average = whole(strategy, average.items())

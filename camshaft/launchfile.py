@@ -1,0 +1,190 @@
+"""Read the YAML that ``accelerate config`` writes, key by key, as the values of a recipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from camshaft.errors import RecipeError
+
+_KINDS = {
+    "NO": "single", "MULTI_CPU": "ddp", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed",
+    "MEGATRON_LM": "megatron", "XLA": "single", "TPU": "single",
+}  # fmt: skip
+_PRECISIONS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+_SILENT = {"compute_environment", "debug", "main_training_function", "same_network", "use_cpu", "downcast_bf16"}
+
+
+@dataclass(slots=True)
+class Adopted:
+    """What a file says in a recipe's words: ``values`` by path, and ``notes`` on what has no effect here."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    strategy: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def default_file() -> Path:
+    """Return where ``accelerate config`` writes by default."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    return home / "accelerate" / "default_config.yaml"
+
+
+def read_accelerate_config(path: Path | str, said: Mapping[str, Any]) -> Adopted:
+    """Return a file's settings as values of a recipe; ``said`` holds what the recipe says itself, by path.
+
+    ``path`` "default" is the file that ``accelerate config`` writes.
+
+    Raises:
+        RecipeError: the file cannot be read, has a key nobody knows, or one that contradicts the recipe.
+    """
+    import yaml
+
+    where = default_file() if str(path) == "default" else Path(path)
+    try:
+        read = yaml.safe_load(where.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise RecipeError(f"the accelerate config {where} cannot be read: {error}", fix="Write one with accelerate config.") from error
+    if not isinstance(read, dict):
+        raise RecipeError(f"the accelerate config {where} holds no keys.", fix="Write one with accelerate config.")
+    adopted = Adopted()
+    for key, value in read.items():
+        _adopt(adopted, where, str(key), value, read)
+    if adopted.strategy:
+        adopted.values["strategy"] = adopted.strategy
+    for name, value in adopted.values.items():
+        if name in said and not _agrees(said[name], value):
+            raise RecipeError(
+                f"{where} asks for {name}: {value}, and the recipe for {said[name]}.",
+                why="Only one of them can happen.",
+                fix="Make them equal, or take one of them out.",
+            )
+    return adopted
+
+
+def _adopt(adopted: Adopted, where: Path, key: str, value: Any, whole: Mapping[str, Any]) -> None:
+    if key in _SILENT or value is None:
+        if key == "use_cpu" and value:
+            adopted.values["device"] = "cpu"
+        return
+    if key == "distributed_type":
+        if str(value) not in _KINDS:
+            raise RecipeError(f"{where}: distributed_type {value} has no strategy here.", fix=f"It maps {', '.join(_KINDS)}.")
+        adopted.strategy.setdefault("name", _KINDS[str(value)])
+    elif key == "num_processes":
+        # Accelerate counts the processes of all machines.
+        adopted.values["launch.num_processes"] = int(value) // int(whole.get("num_machines") or 1)
+    elif key in ("num_machines", "machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "max_restarts"):
+        adopted.values[f"launch.{key}"] = value
+    elif key == "mixed_precision":
+        adopted.values["precision"] = _PRECISIONS.get(str(value), str(value))
+    elif key == "fsdp_config":
+        _adopt_section(adopted, where, key, value, _FSDP)
+    elif key == "deepspeed_config":
+        _adopt_section(adopted, where, key, value, _DEEPSPEED)
+    elif key in ("gpu_ids", "enable_cpu_affinity", "dynamo_config", "mpirun_config", "fp8_config", "fp16"):
+        adopted.notes.append(f"{key} has no effect: {_INSTEAD.get(key, 'camshaft does not use it')}")
+    elif key.startswith("tpu_") or key in ("commands", "command_file"):
+        adopted.notes.append(f"{key} has no effect: it is for Accelerate's TPU pods")
+    else:
+        raise RecipeError(f"{where} has {key}, which camshaft does not map.", why="It would be ignored.", fix="Take it out, or say it in the recipe.")
+
+
+_INSTEAD = {
+    "gpu_ids": "set CUDA_VISIBLE_DEVICES",
+    "dynamo_config": "compile with callbacks.compile",
+    "fp8_config": "set precision: fp8",
+}
+_Rule = Callable[[Adopted, Any], None]
+
+
+def _adopt_section(adopted: Adopted, where: Path, section: str, values: Mapping[str, Any], rules: Mapping[str, _Rule]) -> None:
+    for key, value in values.items():
+        if value is None:
+            continue
+        if key not in rules:
+            raise RecipeError(f"{where} has {section}.{key}, which camshaft does not map.", why="It would be ignored.", fix="Take it out.")
+        rules[key](adopted, value)
+
+
+def _option(name: str, convert: Callable[[Any], Any] = lambda value: value) -> _Rule:
+    def rule(adopted: Adopted, value: Any) -> None:
+        adopted.strategy[name] = convert(value)
+
+    return rule
+
+
+def _note(key: str, reason: str) -> _Rule:
+    def rule(adopted: Adopted, value: Any) -> None:
+        adopted.notes.append(f"{key}: {value} has no effect: {reason}")
+
+    return rule
+
+
+def _sharding(adopted: Adopted, value: Any) -> None:
+    kind = str(value).upper()
+    if kind in ("FULL_SHARD", "TRUE", "1"):
+        adopted.strategy["reshard_after_forward"] = True
+    elif kind in ("SHARD_GRAD_OP", "FALSE", "2"):
+        adopted.strategy["reshard_after_forward"] = False
+    else:
+        raise RecipeError(
+            f"fsdp_sharding_strategy {value} has no equal in FSDP2.",
+            fix="Use FULL_SHARD or SHARD_GRAD_OP; strategy: {name: fsdp, dp_replicate: 2} for HYBRID_SHARD; strategy: ddp for NO_SHARD.",
+        )
+
+
+def _wrapping(adopted: Adopted, value: Any) -> None:
+    if str(value) == "NO_WRAP":
+        adopted.strategy["wrap"] = None
+    elif str(value) not in ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"):
+        raise RecipeError(f"fsdp_auto_wrap_policy {value} is unknown.", fix="Use TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP.")
+
+
+def _names(value: Any) -> list[str]:
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value)
+
+
+_CHECKPOINTS = "checkpoints fit every strategy"
+_FSDP: dict[str, _Rule] = {
+    "fsdp_version": lambda adopted, value: None if int(value) == 2 else adopted.notes.append("fsdp_version 1 runs as FSDP2"),
+    "fsdp_auto_wrap_policy": _wrapping,
+    "fsdp_transformer_layer_cls_to_wrap": _option("wrap", _names),
+    "fsdp_min_num_params": _option("wrap", int),
+    "fsdp_reshard_after_forward": _sharding,
+    "fsdp_sharding_strategy": _sharding,
+    "fsdp_offload_params": _option("cpu_offload", bool),
+    "fsdp_activation_checkpointing": _option("activation_checkpointing", bool),
+    "fsdp_state_dict_type": _note("fsdp_state_dict_type", _CHECKPOINTS),
+    "fsdp_use_orig_params": _note("fsdp_use_orig_params", "FSDP2 always keeps them"),
+    "fsdp_cpu_ram_efficient_loading": _note("fsdp_cpu_ram_efficient_loading", "every rank builds the module"),
+    "fsdp_sync_module_states": _note("fsdp_sync_module_states", "every rank builds the module from one seed"),
+    "fsdp_backward_prefetch": _note("fsdp_backward_prefetch", "FSDP2 prefetches itself"),
+    "fsdp_backward_prefetch_policy": _note("fsdp_backward_prefetch_policy", "FSDP2 prefetches itself"),
+    "fsdp_forward_prefetch": _note("fsdp_forward_prefetch", "FSDP2 prefetches itself"),
+}
+_DEEPSPEED: dict[str, _Rule] = {
+    "zero_stage": _option("stage", int),
+    "deepspeed_config_file": _option("config", str),
+    "offload_optimizer_device": lambda adopted, value: None if value == "none" else adopted.strategy.update(offload_optimizer=value),
+    "offload_param_device": lambda adopted, value: None if value == "none" else adopted.strategy.update(offload_param=value),
+    "offload_optimizer_nvme_path": _option("nvme_path"),
+    "offload_param_nvme_path": _option("nvme_path"),
+    "gradient_accumulation_steps": lambda adopted, value: adopted.values.update(accumulate=int(value)),
+    "gradient_clipping": lambda adopted, value: adopted.values.update({"callbacks.clip_gradients.max_norm": float(value)}),
+    "zero3_init_flag": _note("zero3_init_flag", "modules are built whole, then partitioned"),
+    "zero3_save_16bit_model": _note("zero3_save_16bit_model", _CHECKPOINTS),
+    "deepspeed_multinode_launcher": _note("deepspeed_multinode_launcher", "torch's launcher starts all machines"),
+    "deepspeed_hostfile": _note("deepspeed_hostfile", "launch.main_process_ip names machine 0"),
+    "deepspeed_moe_layer_cls_names": _note("deepspeed_moe_layer_cls_names", "mark leaf modules in the module itself"),
+}
+
+
+def _agrees(said: Any, value: Any) -> bool:
+    if isinstance(value, Mapping):
+        own = {"name": said} if isinstance(said, str) else said
+        return isinstance(own, Mapping) and all(own[key] == item for key, item in value.items() if key in own) and own.get("name") == value.get("name", own.get("name"))
+    return bool(said == value)

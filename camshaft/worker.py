@@ -1,0 +1,109 @@
+"""Report how one of several launched processes ended, so that its launcher can say it once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from camshaft.errors import CamshaftError
+
+FOLDER = "CAMSHAFT_REPORTS"
+_STOPPED = (130, 143)
+_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+@dataclass(slots=True)
+class Report:
+    """How a process ended.
+
+    ``text`` is what to print: an error's three sentences, or a traceback. ``expected`` errors are the
+    user's to read without one. ``progress`` tells stalled ranks apart: the least is the one that hangs.
+    """
+
+    rank: int
+    code: int
+    text: str
+    expected: bool = False
+    stalled: bool = False
+    progress: int = 0
+    at: float = 0.0
+
+
+def is_launched() -> bool:
+    """Say whether a launcher of this project started this process, and will print what it reports."""
+    return FOLDER in os.environ
+
+
+def report_error(error: BaseException, code: int) -> bool:
+    """Hand an error to the launcher; say whether there is one of ours, that prints it.
+
+    Under another elastic launcher (torchrun, accelerate) its own error file is written, so that its
+    summary names the traceback, and the caller prints.
+    """
+    expected = isinstance(error, CamshaftError)
+    trace = "".join(traceback.format_exception(error))
+    text = f"{type(error).__name__}: {error}" if expected else trace.rstrip()
+    _write_elastic(type(error).__name__, str(error), trace)
+    return _write(Report(_rank(), code, text, expected, at=time.time()))
+
+
+def report_stall(text: str, progress: int) -> None:
+    """Hand the stacks of a process that makes no progress to the launcher."""
+    _write_elastic("Stalled", text, text)
+    _write(Report(_rank(), 1, text, stalled=True, progress=progress, at=time.time()))
+
+
+def end(code: int) -> NoReturn:
+    """Leave with an exit code.
+
+    One of several processes that failed does so at once, without waiting for threads of communication
+    libraries whose peers are gone. A run that was asked to stop is no failure that a launcher of ours should
+    restart: it leaves with 0, and the launcher with its code.
+    """
+    if "RANK" not in os.environ:
+        sys.exit(code)
+    if code in _STOPPED and _write(Report(_rank(), code, "", at=time.time())):
+        sys.exit(0)
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(0)
+
+
+def read_reports(folder: Path) -> dict[int, Report]:
+    """Return the newest report of each rank."""
+    reports = {}
+    for file in sorted(folder.glob("*.json")):
+        found = Report(**json.loads(file.read_text(encoding="utf-8")))
+        reports[found.rank] = found
+    return reports
+
+
+def _write(report: Report) -> bool:
+    if not is_launched():
+        return False
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    path = Path(os.environ[FOLDER]) / f"{int(restart):03d}-{report.rank:05d}.json"
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(asdict(report)), encoding="utf-8")
+    temporary.replace(path)
+    return True
+
+
+def _write_elastic(kind: str, message: str, trace: str) -> None:
+    if _FILE not in os.environ:
+        return
+    extra: dict[str, Any] = {"py_callstack": trace, "timestamp": str(int(time.time()))}
+    content = {"message": {"message": f"{kind}: {message}", "extraInfo": extra}}
+    Path(os.environ[_FILE]).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
