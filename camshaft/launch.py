@@ -105,7 +105,9 @@ def start(module: str, argv: Sequence[str], settings: LaunchSettings, strategy: 
     return code
 
 
-def in_processes(function: Callable[..., Any], arguments: Sequence[Any], settings: LaunchSettings, strategy: str) -> Any:
+def in_processes(
+    function: Callable[..., Any], arguments: Sequence[Any], settings: LaunchSettings, strategy: str
+) -> Any:
     """Call an importable function in every process and return what it gave on the main one.
 
     From a script the processes are spawned; from a notebook, whose functions cannot be imported, forked.
@@ -133,7 +135,8 @@ def requeue() -> None:
     """Ask SLURM to run this job again, when there is one."""
     job = os.environ.get("SLURM_JOB_ID")
     if job is not None:
-        subprocess.run(["scontrol", "requeue", job], check=False)  # noqa: S607 - SLURM's own, wherever it is installed
+        # SLURM's own command, wherever it is installed, with a number that SLURM set.
+        subprocess.run(["scontrol", "requeue", job], check=False)  # noqa: S603, S607
 
 
 def choose_first(reports: dict[int, Report], dead: dict[int, int]) -> tuple[int, Report | None]:
@@ -176,7 +179,8 @@ def _say_first(reports: dict[int, Report], dead: dict[int, int], codes: set[int]
 def _blames_peer(report: Report) -> bool:
     text = report.text
     return not report.expected and any(
-        sign in text for sign in ("closed by peer", "Connection reset", "Broken pipe", "gloo/transport", "NCCL", "DistBackendError")
+        sign in text
+        for sign in ("closed by peer", "Connection reset", "Broken pipe", "gloo/transport", "NCCL", "DistBackendError")
     )
 
 
@@ -253,7 +257,11 @@ def _reporting(settings: LaunchSettings, count: int) -> Iterator[Path]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the launcher's own log of a failure off the terminal: what matters is printed here."""
-    loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.startswith("torch.distributed.elastic")]
+    loggers = [
+        logging.getLogger(name)
+        for name in list(logging.root.manager.loggerDict)
+        if name.startswith("torch.distributed.elastic")
+    ]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
@@ -289,7 +297,7 @@ def _start_method() -> str:
 
     if hasattr(sys.modules.get("__main__"), "__file__"):
         return "spawn"
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise StrategyError(
             "this notebook has used a GPU already, so processes cannot be forked from it.",
             why="A device that is open in the parent is unusable in its children.",

@@ -47,7 +47,9 @@ def read_accelerate_config(path: Path | str, said: Mapping[str, Any]) -> Adopted
     try:
         read = yaml.safe_load(where.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise RecipeError(f"the accelerate config {where} cannot be read: {error}", fix="Write one with accelerate config.") from error
+        raise RecipeError(
+            f"the accelerate config {where} cannot be read: {error}", fix="Write one with accelerate config."
+        ) from error
     if not isinstance(read, dict):
         raise RecipeError(f"the accelerate config {where} holds no keys.", fix="Write one with accelerate config.")
     adopted = Adopted()
@@ -72,12 +74,21 @@ def _adopt(adopted: Adopted, where: Path, key: str, value: Any, whole: Mapping[s
         return
     if key == "distributed_type":
         if str(value) not in _KINDS:
-            raise RecipeError(f"{where}: distributed_type {value} has no strategy here.", fix=f"It maps {', '.join(_KINDS)}.")
+            raise RecipeError(
+                f"{where}: distributed_type {value} has no strategy here.", fix=f"It maps {', '.join(_KINDS)}."
+            )
         adopted.strategy.setdefault("name", _KINDS[str(value)])
     elif key == "num_processes":
         # Accelerate counts the processes of all machines.
         adopted.values["launch.num_processes"] = int(value) // int(whole.get("num_machines") or 1)
-    elif key in ("num_machines", "machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "max_restarts"):
+    elif key in (
+        "num_machines",
+        "machine_rank",
+        "main_process_ip",
+        "main_process_port",
+        "rdzv_backend",
+        "max_restarts",
+    ):
         adopted.values[f"launch.{key}"] = value
     elif key == "mixed_precision":
         adopted.values["precision"] = _PRECISIONS.get(str(value), str(value))
@@ -90,7 +101,11 @@ def _adopt(adopted: Adopted, where: Path, key: str, value: Any, whole: Mapping[s
     elif key.startswith("tpu_") or key in ("commands", "command_file"):
         adopted.notes.append(f"{key} has no effect: it is for Accelerate's TPU pods")
     else:
-        raise RecipeError(f"{where} has {key}, which camshaft does not map.", why="It would be ignored.", fix="Take it out, or say it in the recipe.")
+        raise RecipeError(
+            f"{where} has {key}, which camshaft does not map.",
+            why="It would be ignored.",
+            fix="Take it out, or say it in the recipe.",
+        )
 
 
 _INSTEAD = {
@@ -101,12 +116,18 @@ _INSTEAD = {
 _Rule = Callable[[Adopted, Any], None]
 
 
-def _adopt_section(adopted: Adopted, where: Path, section: str, values: Mapping[str, Any], rules: Mapping[str, _Rule]) -> None:
+def _adopt_section(
+    adopted: Adopted, where: Path, section: str, values: Mapping[str, Any], rules: Mapping[str, _Rule]
+) -> None:
     for key, value in values.items():
         if value is None:
             continue
         if key not in rules:
-            raise RecipeError(f"{where} has {section}.{key}, which camshaft does not map.", why="It would be ignored.", fix="Take it out.")
+            raise RecipeError(
+                f"{where} has {section}.{key}, which camshaft does not map.",
+                why="It would be ignored.",
+                fix="Take it out.",
+            )
         rules[key](adopted, value)
 
 
@@ -133,7 +154,8 @@ def _sharding(adopted: Adopted, value: Any) -> None:
     else:
         raise RecipeError(
             f"fsdp_sharding_strategy {value} has no equal in FSDP2.",
-            fix="Use FULL_SHARD or SHARD_GRAD_OP; strategy: {name: fsdp, dp_replicate: 2} for HYBRID_SHARD; strategy: ddp for NO_SHARD.",
+            fix="Use FULL_SHARD or SHARD_GRAD_OP. For HYBRID_SHARD write strategy: {name: fsdp, dp_replicate: 2} in the "
+            "recipe, for NO_SHARD strategy: ddp.",
         )
 
 
@@ -141,7 +163,9 @@ def _wrapping(adopted: Adopted, value: Any) -> None:
     if str(value) == "NO_WRAP":
         adopted.strategy["wrap"] = None
     elif str(value) not in ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"):
-        raise RecipeError(f"fsdp_auto_wrap_policy {value} is unknown.", fix="Use TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP.")
+        raise RecipeError(
+            f"fsdp_auto_wrap_policy {value} is unknown.", fix="Use TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP."
+        )
 
 
 def _names(value: Any) -> list[str]:
@@ -150,7 +174,9 @@ def _names(value: Any) -> list[str]:
 
 _CHECKPOINTS = "checkpoints fit every strategy"
 _FSDP: dict[str, _Rule] = {
-    "fsdp_version": lambda adopted, value: None if int(value) == 2 else adopted.notes.append("fsdp_version 1 runs as FSDP2"),
+    "fsdp_version": lambda adopted, value: (
+        None if int(value) == 2 else adopted.notes.append("fsdp_version 1 runs as FSDP2")
+    ),
     "fsdp_auto_wrap_policy": _wrapping,
     "fsdp_transformer_layer_cls_to_wrap": _option("wrap", _names),
     "fsdp_min_num_params": _option("wrap", int),
@@ -169,12 +195,18 @@ _FSDP: dict[str, _Rule] = {
 _DEEPSPEED: dict[str, _Rule] = {
     "zero_stage": _option("stage", int),
     "deepspeed_config_file": _option("config", str),
-    "offload_optimizer_device": lambda adopted, value: None if value == "none" else adopted.strategy.update(offload_optimizer=value),
-    "offload_param_device": lambda adopted, value: None if value == "none" else adopted.strategy.update(offload_param=value),
+    "offload_optimizer_device": lambda adopted, value: (
+        None if value == "none" else adopted.strategy.update(offload_optimizer=value)
+    ),
+    "offload_param_device": lambda adopted, value: (
+        None if value == "none" else adopted.strategy.update(offload_param=value)
+    ),
     "offload_optimizer_nvme_path": _option("nvme_path"),
     "offload_param_nvme_path": _option("nvme_path"),
     "gradient_accumulation_steps": lambda adopted, value: adopted.values.update(accumulate=int(value)),
-    "gradient_clipping": lambda adopted, value: adopted.values.update({"callbacks.clip_gradients.max_norm": float(value)}),
+    "gradient_clipping": lambda adopted, value: adopted.values.update(
+        {"callbacks.clip_gradients.max_norm": float(value)}
+    ),
     "zero3_init_flag": _note("zero3_init_flag", "modules are built whole, then partitioned"),
     "zero3_save_16bit_model": _note("zero3_save_16bit_model", _CHECKPOINTS),
     "deepspeed_multinode_launcher": _note("deepspeed_multinode_launcher", "torch's launcher starts all machines"),
@@ -186,5 +218,9 @@ _DEEPSPEED: dict[str, _Rule] = {
 def _agrees(said: Any, value: Any) -> bool:
     if isinstance(value, Mapping):
         own = {"name": said} if isinstance(said, str) else said
-        return isinstance(own, Mapping) and all(own[key] == item for key, item in value.items() if key in own) and own.get("name") == value.get("name", own.get("name"))
+        return (
+            isinstance(own, Mapping)
+            and all(own[key] == item for key, item in value.items() if key in own)
+            and own.get("name") == value.get("name", own.get("name"))
+        )
     return bool(said == value)

@@ -129,17 +129,17 @@ class Accelerated(Strategy):
 
     # -- a step ----------------------------------------------------------------------------------
 
-    def run(self, method: str, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Any:
+    def run(self, method: str, batch: Batch, *indices: int) -> Any:
         """Call a step of the module through its wrapper; evaluation only where the wrapper holds the weights."""
         if method != "training_step" and not self.evaluates_wrapped:
-            return super().run(method, batch, batch_idx, dataloader_idx)
+            return super().run(method, batch, *indices)
         if self._stand is None or method != "training_step":
-            output, self._zero = split_nothing(self._wrapped(method, batch, batch_idx, dataloader_idx))
+            output, self._zero = split_nothing(self._wrapped(method, batch, *indices))
             return output
         self._stand.begin()
-        output, self._zero = split_nothing(self._wrapped(method, batch, batch_idx, dataloader_idx))
+        output, self._zero = split_nothing(self._wrapped(method, batch, *indices))
         if self._zero is None:
-            self._stand.succeeded(batch, batch_idx, dataloader_idx)
+            self._stand.succeeded(batch, *indices)
         return output
 
     def zero_loss(self) -> Tensor:

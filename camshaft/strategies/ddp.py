@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from camshaft.errors import StrategyError
 from camshaft.strategies.accelerated import Accelerated
-from camshaft.strategies.base import move_state
+from camshaft.strategies.placing import move_state
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -60,13 +60,13 @@ class DDP(Accelerated):
         # would make a resumed run differ in the last bit, so all do: the mean of a mean is the mean.
         self._wrapped.require_backward_grad_sync = sync or self._always_syncs
 
-    def run(self, method: str, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Any:
+    def run(self, method: str, batch: Batch, *indices: int) -> Any:
         """Call a training step through DDP, whose complaint about unused parameters then names them."""
         if method == "training_step" and self._is_manual:
             # The step runs backward itself, so DDP is told about each loss in ``backward``.
-            return super(Accelerated, self).run(method, batch, batch_idx, dataloader_idx)
+            return super(Accelerated, self).run(method, batch, *indices)
         try:
-            return super().run(method, batch, batch_idx, dataloader_idx)
+            return super().run(method, batch, *indices)
         except RuntimeError as error:
             if "finished reduction in the prior iteration" not in str(error):
                 raise
@@ -106,7 +106,7 @@ class DDP(Accelerated):
                 "sync_batchnorm needs CUDA: torch has no SyncBatchNorm on the CPU.",
                 fix="Remove sync_batchnorm, or use normalisation without batch statistics (LayerNorm, GroupNorm).",
             )
-        torch.nn.SyncBatchNorm.convert_sync_batchnorm(dispatch)
+        torch.nn.SyncBatchNorm.convert_sync_batchnorm(dispatch)  # type: ignore[no-untyped-call]
 
     def _verify(self) -> None:
         if self.optimizers and not isinstance(self._wrapped, DistributedDataParallel):

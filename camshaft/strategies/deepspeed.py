@@ -115,7 +115,7 @@ class DeepSpeed(Accelerated):
         self._wrapped, *_ = (
             result if isinstance(result := self.accelerator.prepare(dispatch, *optimizers), tuple) else (result,)
         )
-        self._wrapped.optimizer and self._adopt(optimizers)
+        self._adopt(optimizers)
         return optimizers
 
     def _adopt(self, optimizers: list[Optimizer]) -> None:
@@ -146,8 +146,9 @@ class DeepSpeed(Accelerated):
             return
         found = self._wrapped.zero_optimization_stage() if isinstance(self._wrapped, DeepSpeedEngine) else None
         if found != self.stage:
+            made = f"stage {found}" if found is not None else "no DeepSpeed engine"
             raise StrategyError(
-                f"ZeRO stage {self.stage} was asked for, and Accelerate made {'stage ' + str(found) if found is not None else 'no DeepSpeed engine'}.",
+                f"ZeRO stage {self.stage} was asked for, and Accelerate made {made}.",
                 why="It fell back, silently.",
                 fix="Report this with the output of accelerate env.",
             )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from camshaft.module import bind_step
@@ -18,7 +17,7 @@ _NOTHING = "camshaft: no loss"
 
 
 class Dispatch(nn.Module):
-    """Hold a user's module inside a wrapper: ``forward(method, batch, batch_idx, dataloader_idx)`` calls a step.
+    """Hold a user's module inside a wrapper: ``forward(method, batch, *indices)`` calls a step.
 
     A wrapper (DDP, ``fully_shard``, DeepSpeed's engine) only sees what happens in ``forward``, and reads
     the graph off what it returns. A training step that returns no loss therefore returns a zero from
@@ -36,10 +35,10 @@ class Dispatch(nn.Module):
         self.zero = zero
         self._steps = {name: bind_step(module, name) for name in module._steps}
 
-    def forward(self, method: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+    def forward(self, method: str, batch: Any, *indices: int) -> Any:
         """Call the step named ``method``."""
         with self.autocast:
-            output = self._steps[method](batch, batch_idx, dataloader_idx)
+            output = self._steps[method](batch, *indices)
             if method == "training_step" and self.module.automatic_optimization and _is_nothing(output):
                 return {_NOTHING: self.zero(self._steps[method])}
         return output

@@ -132,8 +132,9 @@ def _check_clipping(full: dict[str, Any], filled: dict[str, Any], recipe: Mappin
     if value == "auto":
         filled["gradient_clipping"] = asked if asked is not None else "off"
     elif value and value != asked:
+        does = f"clips to {asked}" if asked else "does not clip"
         raise StrategyError(
-            f"the DeepSpeed config says gradient_clipping: {value}, and the recipe {f'clips to {asked}' if asked else 'does not clip'}.",
+            f"the DeepSpeed config says gradient_clipping: {value}, and the recipe {does}.",
             why="Clipping happens once, in the callback, the same on every strategy.",
             fix=f"Add callbacks.clip_gradients with max_norm: {value}, or take gradient_clipping out of the config.",
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -17,7 +17,7 @@ from camshaft.errors import StrategyError
 from camshaft.strategies.nothing import Stand
 from camshaft.strategies.sharded import Sharded
 from camshaft.strategies.shim import pretend_gpu_kind
-from camshaft.strategies.wrapping import recompute_activations, find_wrapped
+from camshaft.strategies.wrapping import find_wrapped, recompute_activations
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -199,7 +199,8 @@ class FSDP(Sharded):
         shard = self.dp_shard if self.dp_shard is not None else self.world_size // max(1, self.dp_replicate)
         if shard * self.dp_replicate != self.world_size:
             raise StrategyError(
-                f"dp_replicate {self.dp_replicate} x dp_shard {shard} is not the {self.world_size} processes that were started.",
+                f"dp_replicate {self.dp_replicate} x dp_shard {shard} is not the {self.world_size} processes "
+                "that were started.",
                 fix="Make their product the number of processes, or leave dp_shard out.",
             )
         return shard
@@ -208,7 +209,8 @@ class FSDP(Sharded):
         copies = f", {self.dp_replicate} copies" if self.dp_replicate > 1 else ""
         held = sum(self.local(p).numel() for _, p in self._named_parameters())
         whole = sum(p.numel() for _, p in self._named_parameters())
-        return f"{self._shard_size()} shards{copies} ({held} of {whole} parameters here, {len(self._layers)} gathered units)"
+        units = f"{len(self._layers)} gathered units"
+        return f"{self._shard_size()} shards{copies} ({held} of {whole} parameters here, {units})"
 
     def _reduce_dtype(self) -> str:
         dtype = self.policy.reduce_dtype or self.policy.param_dtype if self.policy is not None else None
@@ -225,8 +227,10 @@ def _read_policy(given: Mapping[str, Dtype] | None) -> MixedPrecisionPolicy | No
     unknown = set(given) - {"param", "reduce", "output"} | {v for v in given.values() if v not in _DTYPES}
     if unknown:
         raise StrategyError(
-            f"mixed_precision has {sorted(unknown)[0]!r}.",
+            f"mixed_precision has {min(unknown)!r}.",
             fix="It maps param, reduce and output to fp32, bf16 or fp16.",
         )
-    chosen = {f"{name}_dtype": _DTYPES[value] for name, value in given.items()}
-    return MixedPrecisionPolicy(**chosen)
+    chosen = {name: _DTYPES[value] for name, value in given.items()}
+    return MixedPrecisionPolicy(
+        param_dtype=chosen.get("param"), reduce_dtype=chosen.get("reduce"), output_dtype=chosen.get("output")
+    )

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from camshaft.errors import StrategyError
 
@@ -134,13 +136,13 @@ def _join(met: _Rendezvous, launched: Launched, device: torch.device, timeout_s:
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     try:
         if met.store is None:
-            met.store, _, _ = next(dist.rendezvous("env://", launched.rank, launched.world_size, timeout=timeout))
+            met.store, _, _ = next(rendezvous("env://", launched.rank, launched.world_size, timeout=timeout))
             met.store.set_timeout(timeout)
         # Processes that leave and join again must not read the addresses of the group they left.
         met.generation += 1
         hook = sys.excepthook
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"camshaft-{restart}-{met.generation}", met.store)
+        store = PrefixStore(f"camshaft-{restart}-{met.generation}", met.store)
         dist.init_process_group(
             backend, store=store, rank=launched.rank, world_size=launched.world_size, timeout=timeout,
             device_id=device if device.type == "cuda" else None,

@@ -28,6 +28,7 @@ class Megatron(Strategy):
         lacks = f"This machine lacks {' and '.join(missing)}. " if missing else ""
         raise StrategyError(
             "strategy megatron is recognised but not supported.",
-            why=f"{lacks}Megatron-LM trains its own model classes in its own loop (pip install megatron-core, on NVIDIA GPUs).",
+            why=f"{lacks}Megatron-LM trains its own model classes in its own loop "
+            "(pip install megatron-core, on NVIDIA GPUs).",
             fix="Use strategy: fsdp or deepspeed for large modules, or tensor_parallel for split matrices.",
         )

@@ -14,8 +14,9 @@ from camshaft.errors import StrategyError
 class Stand:
     """Stand in for a loss where parameters are sharded: peers gather and reduce layer by layer, in order.
 
-    Layers that ran are reached through the last output of them and of the modules ``around`` them. If none ran, the step is run on the last batch
-    that gave a loss. In between, nothing can be done: the peers would wait for ever.
+    Layers that ran are reached through the last output of them and of the modules ``around`` them. If none
+    ran, the step is run on the last batch that gave a loss. In between, nothing can be done: the peers would
+    wait for ever.
     """
 
     def __init__(

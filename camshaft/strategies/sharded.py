@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -71,9 +71,11 @@ class Sharded(Accelerated):
     def _replaced_by_whole(self) -> Iterator[None]:
         """Put whole copies of all sharded parameters into the module inside the context."""
         assert self.module is not None
-        owners = [(m, n, p) for m in self.module.modules() for n, p in m._parameters.items() if isinstance(p, DTensor)]
+        owners: list[tuple[nn.Module, str, Any]] = [
+            (m, n, p) for m in self.module.modules() for n, p in m._parameters.items() if isinstance(p, DTensor)
+        ]
         with torch.no_grad():
-            whole = {id(p): torch.nn.Parameter(p.full_tensor(), p.requires_grad) for _, _, p in owners}
+            whole = {id(p): nn.Parameter(p.full_tensor(), p.requires_grad) for _, _, p in owners}
         for owner, name, parameter in owners:
             owner._parameters[name] = whole[id(parameter)]
         try:

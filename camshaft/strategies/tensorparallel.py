@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.optim import Optimizer
 
 from camshaft.errors import StrategyError
-from camshaft.strategies.base import move_state
+from camshaft.strategies.placing import move_state
 from camshaft.strategies.sharded import Sharded
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from camshaft.module import Module
     from camshaft.strategies.dispatch import Dispatch
 
-_STYLES = {
+_STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     "rowwise": RowwiseParallel,
     "colwise_gather": lambda: ColwiseParallel(output_layouts=Replicate()),
@@ -111,7 +111,8 @@ class TensorParallel(Sharded):
 def _read_plan(module: nn.Module, size: int) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {}
     layers = dict(module.named_modules())
-    given: dict[str, Any] = module.tensor_parallel_plan()  # type: ignore[operator, assignment]
+    author: Any = module
+    given: dict[str, Any] = author.tensor_parallel_plan()
     for pattern, style in given.items():
         names = [name for name in layers if fnmatch.fnmatch(name, pattern)]
         if not names:

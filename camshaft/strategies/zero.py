@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """This rank's part of one parameter: ``numel`` elements of ``flat`` from ``offset``.
+    """Locate one rank's part of a parameter: ``numel`` elements of ``flat`` from ``offset``.
 
     They are the elements of the flattened parameter from ``start``. ``flat`` is the float32 master
     partition for what the optimizer trains, else the parameter's own memory.
@@ -131,7 +131,7 @@ class Stage3:
 
 
 def untrained(parameter: Any, rank: int) -> Fragment:
-    """Return this rank's fragment of a ZeRO-3 parameter that no optimizer has: it lies in the parameter's own partition."""
+    """Return this rank's fragment of a ZeRO-3 parameter that no optimizer has: in the parameter's own partition."""
     start, numel = partition_range(parameter, rank)
     return Fragment(tuple(parameter.ds_shape), start, numel, parameter.ds_tensor.data, 0)
 

@@ -39,7 +39,8 @@ class ZeroState:
                 if isinstance(value, Tensor) and value.ndim:
                     if value.shape != fragment.flat.shape:
                         raise StrategyError(
-                            f"{self.kind} keeps {key!r} of shape {tuple(value.shape)} for {fragment.flat.numel()} parameters.",
+                            f"{self.kind} keeps {key!r} of shape {tuple(value.shape)} for "
+                            f"{fragment.flat.numel()} parameters.",
                             why="ZeRO steps flat partitions, where such a state belongs to no parameter.",
                             fix="Use an optimizer with one value a parameter, such as AdamW, or another strategy.",
                         )
