@@ -115,6 +115,11 @@ def recipe_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("recipe", nargs="+", help="recipe files, then overrides such as optimizer.lr=1e-3")
     parser.add_argument("--allow", action="append", default=[], metavar="NAME", help="package, or env:NAME, it may use")
     parser.add_argument("--trust", action="store_true", help="trust the Python beside the recipe from now on")
+    parser.add_argument(
+        "--accelerate-config",
+        metavar="FILE",
+        help="take processes and strategy from a file of 'accelerate config', or from 'default', where it writes",
+    )
     return parser
 
 
@@ -127,6 +132,11 @@ def read_recipe(arguments: argparse.Namespace, *, inspect: bool = False) -> Reci
     from camshaft.recipe import load
 
     files, overrides = split(arguments.recipe)
+    if getattr(arguments, "accelerate_config", None) is not None:
+        from camshaft.launchfile import overrides_of
+
+        said = load(files, overrides, allow=arguments.allow, inspect=True)
+        overrides = [*overrides, *overrides_of(arguments.accelerate_config, said)]
     return load(files, overrides, allow=arguments.allow, trust=arguments.trust, inspect=inspect)
 
 

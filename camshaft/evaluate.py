@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,14 @@ def evaluate(stage: Stage, description: str, argv: Sequence[str] | None) -> int:
     )
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments)
-    from camshaft import session
+    from camshaft import launch, session
     from camshaft.callbacks.predictions import PredictionWriter
     from camshaft.fit import recipe_parts
 
+    words = sys.argv[1:] if argv is None else argv
+    code = launch.started(f"camshaft.{stage}", words, recipe.settings, recipe.config.get("strategy", "single"))
+    if code is not None:
+        return code
     parts = recipe_parts(recipe)
     keep = {name: callback for name, callback in parts.callbacks.items() if name != "summary"}
     if stage == "predict" and not any(isinstance(callback, PredictionWriter) for callback in keep.values()):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from camshaft.cli import guard, read_recipe, recipe_parser, say
+from camshaft.worker import end
 
 if TYPE_CHECKING:
     from camshaft.assembly import Parts
@@ -19,13 +20,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--explain", action="store_true", help="print every event with its listeners, and stop")
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments)
-    from camshaft import session
+    from camshaft import launch, session
 
-    parts = recipe_parts(recipe)
     if arguments.explain:
-        say(session.explain(parts))
+        say(session.explain(recipe_parts(recipe)))
         return 0
-    return session.execute(parts).exit_code
+    words = sys.argv[1:] if argv is None else argv
+    code = launch.started("camshaft.fit", words, recipe.settings, recipe.config.get("strategy", "single"))
+    return session.execute(recipe_parts(recipe)).exit_code if code is None else code
 
 
 def recipe_parts(recipe: Recipe) -> Parts:
@@ -51,4 +53,4 @@ def recipe_parts(recipe: Recipe) -> Parts:
 
 
 if __name__ == "__main__":
-    sys.exit(guard(main))
+    end(guard(main))

@@ -11,70 +11,71 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from camshaft.errors import StrategyError
-from camshaft.schedule import seconds
-from camshaft.strategies.watch import VARIABLE
-from camshaft.worker import FOLDER, Report, read_reports
+from camshaft.failure import say_first
+from camshaft.recipe.registry import STRATEGIES
+from camshaft.worker import FOLDER, read_reports
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
-_SHUTDOWN_S = 20
+    from camshaft.recipe.settings import Launch, Settings
+
+# How long ranks whose run has failed may take to end before they are killed.
+_SHUTDOWN_S = 10
+# Strategies for which no process is started: megatron refuses to run, and says why.
+_ALONE = ("single", "megatron")
 
 
-class LaunchSettings(Protocol):
-    """What a recipe says under ``launch``."""
+def started(module: str, argv: Sequence[str], settings: Settings, strategy: Any) -> int | None:
+    """Run ``python -m module *argv`` in the processes that a recipe asks for, and return their exit code.
 
-    num_processes: int | None
-    num_machines: int
-    machine_rank: int
-    main_process_ip: str | None
-    main_process_port: int | None
-    rdzv_backend: str
-    rdzv_endpoint: str | None
-    max_restarts: int
-    hang_timeout: str | float | None
-    requeue: bool
-    threads: int | None
-
-
-def is_wanted(settings: LaunchSettings, strategy: str, device: str = "auto") -> bool:
-    """Say whether this process should start others: it is alone, and the recipe asks for several.
+    Returns None when this process is one of them, or all there is to be: it then runs itself.
 
     Raises:
-        StrategyError: several processes for a strategy of one, or more than there are GPUs.
+        StrategyError: the recipe asks for several processes of a strategy for one, for one of a strategy for
+            several, or for more than there are GPUs.
     """
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return False
-    count = num_processes(settings, strategy, device)
-    total = count * settings.num_machines
-    if strategy == "single":
-        if total > 1:
-            raise StrategyError(
-                f"launch asks for {total} processes, and strategy single is for one.",
-                why="Each would train its own copy.",
-                fix="Set strategy: ddp, fsdp or deepspeed, or leave launch out.",
-            )
-        return False
-    if total == 1 and settings.num_processes is None:
+    name, launch = name_of(strategy), settings.launch
+    is_one_of_them = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    count = 1 if is_one_of_them else num_processes(launch, name, settings.device)
+    total = int(os.environ["WORLD_SIZE"]) if is_one_of_them else count * launch.num_machines
+    if name == "single" and total > 1:
         raise StrategyError(
-            f"strategy {strategy} needs several processes, and none were asked for.",
+            f"{total} processes were asked for, and strategy single is for one.",
+            why="Each would train its own copy.",
+            fix="Set strategy: ddp, fsdp or deepspeed, or start one process.",
+        )
+    if is_one_of_them or name in _ALONE:
+        return None
+    if total == 1 and launch.num_processes is None:
+        # A strategy of the user's own may be for one process.
+        if name not in STRATEGIES:
+            return None
+        raise StrategyError(
+            f"strategy {name} needs several processes, and none were asked for.",
+            why="Alone this one would train on one device.",
             fix="Add launch.num_processes=2 to the command, or start it with torchrun or accelerate launch.",
         )
-    return True
+    return start(module, argv, launch, count)
 
 
-def num_processes(settings: LaunchSettings, strategy: str, device: str = "auto") -> int:
+def name_of(strategy: Any) -> str:
+    """Return the name of a recipe's strategy: a built-in's, or the class of a user's own."""
+    return strategy if isinstance(strategy, str) else str(strategy.get("_target_") or strategy.get("name", "single"))
+
+
+def num_processes(settings: Launch, strategy: str, device: str = "auto") -> int:
     """Return how many processes to start on this machine: as asked, or one per visible GPU."""
     import torch
 
     gpus = torch.cuda.device_count() if device in ("auto", "cuda") and torch.cuda.is_available() else 0
     if settings.num_processes is None:
-        return max(1, gpus) if strategy != "single" else 1
+        return max(1, gpus) if strategy in STRATEGIES and strategy not in _ALONE else 1
     if gpus and settings.num_processes > gpus:
         raise StrategyError(
             f"launch.num_processes is {settings.num_processes}, and this machine has {gpus} GPU(s).",
@@ -84,51 +85,21 @@ def num_processes(settings: LaunchSettings, strategy: str, device: str = "auto")
     return settings.num_processes
 
 
-def start(module: str, argv: Sequence[str], settings: LaunchSettings, strategy: str, device: str = "auto") -> int:
-    """Run ``python -m module *argv`` in every process; return the exit code of the run."""
+def start(module: str, argv: Sequence[str], settings: Launch, count: int) -> int:
+    """Run ``python -m module *argv`` in ``count`` processes; return the exit code of the run."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
-    count = num_processes(settings, strategy, device)
-    with _reporting(settings, count) as folder, _quiet(), _forwarding():
-        config = _config(settings, count, folder)
+    with reporting(settings, count) as folder, quiet(), _forwarding():
+        config = configure(settings, count, folder)
         try:
             elastic_launch(config, sys.executable)("-m", module, *argv)
         except ChildFailedError as error:
-            codes = {failure.exitcode for failure in error.failures.values()}
-            dead = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            return _say_first(read_reports(folder), dead, codes)
-        reports = read_reports(folder)
-        code = max((report.code for report in reports.values()), default=0)
+            return say_first(read_reports(folder), {r: f.exitcode for r, f in error.failures.items()})
+        code = max((report.code for report in read_reports(folder).values()), default=0)
     if code == 128 + signal.SIGTERM and settings.requeue:
         requeue()
     return code
-
-
-def in_processes(
-    function: Callable[..., Any], arguments: Sequence[Any], settings: LaunchSettings, strategy: str
-) -> Any:
-    """Call an importable function in every process and return what it gave on the main one.
-
-    From a script the processes are spawned; from a notebook, whose functions cannot be imported, forked.
-
-    Raises:
-        StrategyError: the notebook has used a device already, or a process failed.
-    """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import elastic_launch
-
-    count = num_processes(settings, strategy)
-    with _reporting(settings, count) as folder, _quiet():
-        config = _config(settings, count, folder)
-        config.start_method = _start_method()
-        try:
-            return elastic_launch(config, function)(*arguments)[0]
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            raise StrategyError(
-                f"rank {rank} failed first, with exit code {failure.exitcode}.\n{failure.message}"
-            ) from error
 
 
 def requeue() -> None:
@@ -139,52 +110,12 @@ def requeue() -> None:
         subprocess.run(["scontrol", "requeue", job], check=False)  # noqa: S603, S607
 
 
-def choose_first(reports: dict[int, Report], dead: dict[int, int]) -> tuple[int, Report | None]:
-    """Return the rank whose failure brought the others down, and what it reported.
+def configure(settings: Launch, count: int, folder: Path) -> LaunchConfig:
+    """Say in torch's words how many processes start, and where they meet.
 
-    A rank that a signal killed could report nothing, and its peers only noticed. Of stalled ranks it is
-    the one with the least progress, since the others wait for it. Else the one that reported first, unless
-    it complains about a peer.
+    Raises:
+        StrategyError: the port is in use.
     """
-    killed = [rank for rank, code in dead.items() if code < 0 and code != -signal.SIGTERM and rank not in reports]
-    failed = [report for report in reports.values() if report.code]
-    if killed:
-        return min(killed), None
-    stalled = [report for report in failed if report.stalled]
-    if stalled:
-        first = min(stalled, key=lambda report: (report.progress, report.rank))
-    elif failed:
-        first = min(failed, key=lambda report: (_blames_peer(report), report.at))
-    else:
-        return min(dead, default=0), None
-    return first.rank, first
-
-
-def _say_first(reports: dict[int, Report], dead: dict[int, int], codes: set[int]) -> int:
-    rank, first = choose_first(reports, dead)
-    if first is None:
-        code = dead.get(rank, 1)
-        reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        hint = " Running out of memory is the usual reason." if code == -signal.SIGKILL else ""
-        _print(f"rank {rank} failed first: it ended by {reason} without a word.{hint} The other ranks were stopped.")
-        return 128 - code if code < 0 else code
-    if first.expected:
-        alike = sum(report.text == first.text for report in reports.values())
-        _print(first.text if alike == len(reports) else f"rank {rank}: {first.text}")
-    else:
-        _print(f"rank {rank} failed first, and the other ranks were stopped:\n{first.text}")
-    return first.code or max(codes, default=1)
-
-
-def _blames_peer(report: Report) -> bool:
-    text = report.text
-    return not report.expected and any(
-        sign in text
-        for sign in ("closed by peer", "Connection reset", "Broken pipe", "gloo/transport", "NCCL", "DistBackendError")
-    )
-
-
-def _config(settings: LaunchSettings, count: int, folder: Path) -> LaunchConfig:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -202,11 +133,10 @@ def _config(settings: LaunchSettings, count: int, folder: Path) -> LaunchConfig:
         local_addr="127.0.0.1" if settings.num_machines == 1 else None,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "elastic")),
         signals_to_handle="SIGHUP,SIGQUIT",
-        shutdown_timeout=_SHUTDOWN_S,
     )
 
 
-def _rendezvous(settings: LaunchSettings) -> tuple[str, str, dict[str, Any]]:
+def _rendezvous(settings: Launch) -> tuple[str, str, dict[str, Any]]:
     """Return torchrun's backend, endpoint and options."""
     if settings.rdzv_endpoint is not None:
         return settings.rdzv_backend, settings.rdzv_endpoint, _node(settings)
@@ -218,7 +148,7 @@ def _rendezvous(settings: LaunchSettings) -> tuple[str, str, dict[str, Any]]:
     return settings.rdzv_backend, f"{host}:{port}", _node(settings)
 
 
-def _node(settings: LaunchSettings) -> dict[str, Any]:
+def _node(settings: Launch) -> dict[str, Any]:
     return {"rank": settings.machine_rank} if settings.rdzv_backend == "static" else {}
 
 
@@ -236,14 +166,12 @@ def _check_free(port: int) -> None:
 
 
 @contextlib.contextmanager
-def _reporting(settings: LaunchSettings, count: int) -> Iterator[Path]:
+def reporting(settings: Launch, count: int) -> Iterator[Path]:
     """Set what the processes find in their environment, and give this one's back afterwards."""
     before = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="camshaft-") as folder:
         os.environ[FOLDER] = folder
-        timeout = seconds(settings.hang_timeout)
-        if timeout is not None:
-            os.environ[VARIABLE] = str(timeout)
+        os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_S))
         threads = settings.threads or max(1, (os.cpu_count() or 1) // count)
         if settings.threads is not None or "OMP_NUM_THREADS" not in os.environ:
             os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -255,7 +183,7 @@ def _reporting(settings: LaunchSettings, count: int) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the launcher's own log of a failure off the terminal: what matters is printed here."""
     loggers = [
         logging.getLogger(name)
@@ -289,22 +217,3 @@ def _forwarding() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _start_method() -> str:
-    """Return spawn for a script, fork for a notebook that has not touched a device yet."""
-    import torch
-
-    if hasattr(sys.modules.get("__main__"), "__file__"):
-        return "spawn"
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise StrategyError(
-            "this notebook has used a GPU already, so processes cannot be forked from it.",
-            why="A device that is open in the parent is unusable in its children.",
-            fix="Restart the kernel and start the run before anything moves to a device, or put the run in a script.",
-        )
-    return "fork"
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - the launching terminal is where a failure is read

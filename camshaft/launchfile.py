@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from camshaft.errors import RecipeError
+from camshaft.worker import is_launched
+
+if TYPE_CHECKING:
+    from camshaft.recipe import Recipe
 
 _KINDS = {
     "NO": "single", "MULTI_CPU": "ddp", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed",
     "MEGATRON_LM": "megatron", "XLA": "single", "TPU": "single",
 }  # fmt: skip
 _PRECISIONS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
-_SILENT = {"compute_environment", "debug", "main_training_function", "same_network", "use_cpu", "downcast_bf16"}
+_SILENT = {"compute_environment", "debug", "main_training_function", "same_network", "downcast_bf16"}
 
 
 @dataclass(slots=True)
@@ -27,6 +33,39 @@ class Adopted:
     notes: list[str] = field(default_factory=list)
 
 
+def overrides_of(path: str, recipe: Recipe) -> list[str]:
+    """Return what the file adds to a recipe, as overrides, and print what of it has no effect.
+
+    ``path`` "default" is the file that ``accelerate config`` writes.
+
+    Raises:
+        RecipeError: the file cannot be read, has a key nobody knows, or one that contradicts the recipe.
+    """
+    adopted = read_accelerate_config(path, said_by(recipe))
+    if os.environ.get("RANK", "0") == "0" and not is_launched():
+        for note in adopted.notes:
+            print(f"{path}: {note}.", file=sys.stderr)  # noqa: T201 - an ignored key is never silent
+    return [f"{name}={json.dumps(value)}" for name, value in adopted.values.items()]
+
+
+def said_by(recipe: Recipe) -> dict[str, Any]:
+    """Return what a recipe and its overrides say themselves of what such a file may say, by path."""
+    said: dict[str, Any] = {}
+    for path in recipe.origins:
+        top = path.partition(".")[0]
+        if top in ("strategy", "device", "accumulate", "launch") and top in recipe.config:
+            value = recipe.config[top]
+            said |= {f"launch.{k}": v for k, v in value.items() if v is not None} if top == "launch" else {top: value}
+    callbacks = recipe.config["callbacks"]
+    for path, name, argument in (
+        ("precision", "precision", "precision"),
+        ("callbacks.clip_gradients.max_norm", "clip_gradients", "max_norm"),
+    ):
+        if argument in (callbacks.get(name) or {}):
+            said[path] = callbacks[name][argument]
+    return said
+
+
 def default_file() -> Path:
     """Return where ``accelerate config`` writes by default."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
@@ -34,9 +73,7 @@ def default_file() -> Path:
 
 
 def read_accelerate_config(path: Path | str, said: Mapping[str, Any]) -> Adopted:
-    """Return a file's settings as values of a recipe; ``said`` holds what the recipe says itself, by path.
-
-    ``path`` "default" is the file that ``accelerate config`` writes.
+    """Return a file's settings as values of a recipe, without those that ``said`` holds already, by path.
 
     Raises:
         RecipeError: the file cannot be read, has a key nobody knows, or one that contradicts the recipe.
@@ -54,7 +91,8 @@ def read_accelerate_config(path: Path | str, said: Mapping[str, Any]) -> Adopted
         raise RecipeError(f"the accelerate config {where} holds no keys.", fix="Write one with accelerate config.")
     adopted = Adopted()
     for key, value in read.items():
-        _adopt(adopted, where, str(key), value, read)
+        if key not in _SILENT and value not in (None, {}, []):
+            _adopt(adopted, where, str(key), value, read)
     if adopted.strategy:
         adopted.values["strategy"] = adopted.strategy
     for name, value in adopted.values.items():
@@ -64,15 +102,26 @@ def read_accelerate_config(path: Path | str, said: Mapping[str, Any]) -> Adopted
                 why="Only one of them can happen.",
                 fix="Make them equal, or take one of them out.",
             )
+    _leave_out(adopted, said)
     return adopted
 
 
+def _leave_out(adopted: Adopted, said: Mapping[str, Any]) -> None:
+    """Keep what the recipe says itself as it is written there."""
+    own = said.get("strategy")
+    if isinstance(own, Mapping) and "strategy" in adopted.values:
+        adopted.values["strategy"] = {**adopted.strategy, **own}
+    adopted.values = {name: v for name, v in adopted.values.items() if name == "strategy" or name not in said}
+
+
 def _adopt(adopted: Adopted, where: Path, key: str, value: Any, whole: Mapping[str, Any]) -> None:
-    if key in _SILENT or value is None:
-        if key == "use_cpu" and value:
-            adopted.values["device"] = "cpu"
-        return
-    if key == "distributed_type":
+    if key in _LAUNCH:
+        adopted.values[f"launch.{key}"] = value
+    elif key in _SECTIONS:
+        _adopt_section(adopted, where, key, value, _SECTIONS[key])
+    elif key == "use_cpu":
+        adopted.values |= {"device": "cpu"} if value else {}
+    elif key == "distributed_type":
         if str(value) not in _KINDS:
             raise RecipeError(
                 f"{where}: distributed_type {value} has no strategy here.", fix=f"It maps {', '.join(_KINDS)}."
@@ -81,25 +130,10 @@ def _adopt(adopted: Adopted, where: Path, key: str, value: Any, whole: Mapping[s
     elif key == "num_processes":
         # Accelerate counts the processes of all machines.
         adopted.values["launch.num_processes"] = int(value) // int(whole.get("num_machines") or 1)
-    elif key in (
-        "num_machines",
-        "machine_rank",
-        "main_process_ip",
-        "main_process_port",
-        "rdzv_backend",
-        "max_restarts",
-    ):
-        adopted.values[f"launch.{key}"] = value
     elif key == "mixed_precision":
         adopted.values["precision"] = _PRECISIONS.get(str(value), str(value))
-    elif key == "fsdp_config":
-        _adopt_section(adopted, where, key, value, _FSDP)
-    elif key == "deepspeed_config":
-        _adopt_section(adopted, where, key, value, _DEEPSPEED)
-    elif key in ("gpu_ids", "enable_cpu_affinity", "dynamo_config", "mpirun_config", "fp8_config", "fp16"):
-        adopted.notes.append(f"{key} has no effect: {_INSTEAD.get(key, 'camshaft does not use it')}")
-    elif key.startswith("tpu_") or key in ("commands", "command_file"):
-        adopted.notes.append(f"{key} has no effect: it is for Accelerate's TPU pods")
+    elif key in _INSTEAD or key.startswith("tpu_"):
+        adopted.notes.append(f"{key} has no effect: {_INSTEAD.get(key, _PODS)}")
     else:
         raise RecipeError(
             f"{where} has {key}, which camshaft does not map.",
@@ -108,10 +142,16 @@ def _adopt(adopted: Adopted, where: Path, key: str, value: Any, whole: Mapping[s
         )
 
 
+_LAUNCH = ("num_machines", "machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "max_restarts")
+_PODS = "it is for Accelerate's TPU pods"
 _INSTEAD = {
     "gpu_ids": "set CUDA_VISIBLE_DEVICES",
-    "dynamo_config": "compile with callbacks.compile",
-    "fp8_config": "set precision: fp8",
+    "dynamo_config": "compile the module itself, with module.compile()",
+    "fp8_config": "precision: fp8 has options of its own",
+    "enable_cpu_affinity": "torch's launcher binds processes itself",
+    "mpirun_config": "torch's launcher starts the processes, not mpirun",
+    "commands": _PODS,
+    "command_file": _PODS,
 }
 _Rule = Callable[[Adopted, Any], None]
 
@@ -120,7 +160,7 @@ def _adopt_section(
     adopted: Adopted, where: Path, section: str, values: Mapping[str, Any], rules: Mapping[str, _Rule]
 ) -> None:
     for key, value in values.items():
-        if value is None:
+        if value in (None, "", [], {}):
             continue
         if key not in rules:
             raise RecipeError(
@@ -138,9 +178,25 @@ def _option(name: str, convert: Callable[[Any], Any] = lambda value: value) -> _
     return rule
 
 
+def _value(path: str, convert: Callable[[Any], Any]) -> _Rule:
+    def rule(adopted: Adopted, value: Any) -> None:
+        if value not in ("auto", "none"):
+            adopted.values[path] = convert(value)
+
+    return rule
+
+
 def _note(key: str, reason: str) -> _Rule:
     def rule(adopted: Adopted, value: Any) -> None:
         adopted.notes.append(f"{key}: {value} has no effect: {reason}")
+
+    return rule
+
+
+def _one(key: str, reason: str) -> _Rule:
+    def rule(adopted: Adopted, value: Any) -> None:
+        if int(value) > 1:
+            raise RecipeError(f"{key} is {value}, and {reason}.", fix="Set it to 1.")
 
     return rule
 
@@ -154,8 +210,8 @@ def _sharding(adopted: Adopted, value: Any) -> None:
     else:
         raise RecipeError(
             f"fsdp_sharding_strategy {value} has no equal in FSDP2.",
-            fix="Use FULL_SHARD or SHARD_GRAD_OP. For HYBRID_SHARD write strategy: {name: fsdp, dp_replicate: 2} in the "
-            "recipe, for NO_SHARD strategy: ddp.",
+            fix="Use FULL_SHARD or SHARD_GRAD_OP. For HYBRID_SHARD write strategy: {name: fsdp, dp_replicate: 2} in "
+            "the recipe, for NO_SHARD strategy: ddp.",
         )
 
 
@@ -203,10 +259,10 @@ _DEEPSPEED: dict[str, _Rule] = {
     ),
     "offload_optimizer_nvme_path": _option("nvme_path"),
     "offload_param_nvme_path": _option("nvme_path"),
-    "gradient_accumulation_steps": lambda adopted, value: adopted.values.update(accumulate=int(value)),
-    "gradient_clipping": lambda adopted, value: adopted.values.update(
-        {"callbacks.clip_gradients.max_norm": float(value)}
-    ),
+    "gradient_accumulation_steps": _value("accumulate", int),
+    "gradient_clipping": _value("callbacks.clip_gradients.max_norm", float),
+    "deepspeed_inclusion_filter": _note("deepspeed_inclusion_filter", "launch names machines and processes"),
+    "deepspeed_exclusion_filter": _note("deepspeed_exclusion_filter", "launch names machines and processes"),
     "zero3_init_flag": _note("zero3_init_flag", "modules are built whole, then partitioned"),
     "zero3_save_16bit_model": _note("zero3_save_16bit_model", _CHECKPOINTS),
     "deepspeed_multinode_launcher": _note("deepspeed_multinode_launcher", "torch's launcher starts all machines"),
@@ -215,12 +271,18 @@ _DEEPSPEED: dict[str, _Rule] = {
 }
 
 
+_PARALLEL: dict[str, _Rule] = {
+    "parallelism_config_dp_replicate_size": _option("dp_replicate", int),
+    "parallelism_config_dp_shard_size": _option("dp_shard", int),
+    "parallelism_config_tp_size": _one("parallelism_config_tp_size", "strategy: tensor_parallel splits matrices"),
+    "parallelism_config_cp_size": _one("parallelism_config_cp_size", "there is no context parallelism"),
+    "parallelism_config_sp_size": _one("parallelism_config_sp_size", "there is no sequence parallelism"),
+}
+_SECTIONS = {"fsdp_config": _FSDP, "deepspeed_config": _DEEPSPEED, "parallelism_config": _PARALLEL}
+
+
 def _agrees(said: Any, value: Any) -> bool:
-    if isinstance(value, Mapping):
-        own = {"name": said} if isinstance(said, str) else said
-        return (
-            isinstance(own, Mapping)
-            and all(own[key] == item for key, item in value.items() if key in own)
-            and own.get("name") == value.get("name", own.get("name"))
-        )
-    return bool(said == value)
+    if not isinstance(value, Mapping):
+        return bool(said == value)
+    own = {"name": said} if isinstance(said, str) else said
+    return isinstance(own, Mapping) and all(own[key] == item for key, item in value.items() if key in own)

@@ -13,6 +13,7 @@ from camshaft import loop
 from camshaft.assembly import Assembled, Parts, assemble
 from camshaft.callback import Callback
 from camshaft.callbacks.checkpoint import Checkpoint
+from camshaft.callbacks.clip import ClipGradients
 from camshaft.checkpoint.capture import restore_for_evaluation
 from camshaft.checkpoint.reader import Reader
 from camshaft.checkpoint.store import Store
@@ -22,6 +23,7 @@ from camshaft.loggers.base import Logger, Run, Sinks
 from camshaft.module import Module
 from camshaft.resuming import resume
 from camshaft.rundir import RunDirectory, continuable_run, newest_run
+from camshaft.schedule import seconds
 from camshaft.signals import EXIT_CODES, heeding
 from camshaft.state import Stage, State
 from camshaft.step import train_step
@@ -114,6 +116,8 @@ def execute(parts: Parts, stage: Stage = "fit", checkpoint: str | None = None) -
     ``checkpoint`` is where an evaluation gets its weights: a path, "last" or "best" of the newest run.
     """
     strategy = parts.strategy
+    strategy.recipe = _facts(parts)
+    strategy.hang_timeout_s = seconds(parts.settings.launch.hang_timeout)
     strategy.launch()
     try:
         directory, message = _choose_directory(parts, stage) if not parts.settings.fast_dev_run else (None, "")
@@ -124,6 +128,13 @@ def execute(parts: Parts, stage: Stage = "fit", checkpoint: str | None = None) -
         return _evaluate(parts, stage, checkpoint or "best", directory)
     finally:
         strategy.teardown()
+
+
+def _facts(parts: Parts) -> dict[str, Any]:
+    """Return what a back end with settings of its own must agree with."""
+    settings = parts.settings
+    clip = next((c.max_norm for c in parts.callbacks.values() if isinstance(c, ClipGradients)), None)
+    return {"batch_size": settings.batch_size, "accumulate": settings.accumulate, "max_norm": clip}
 
 
 def explain(parts: Parts) -> str:

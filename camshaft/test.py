@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from camshaft.cli import guard
 from camshaft.evaluate import evaluate
+from camshaft.worker import end
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -15,4 +15,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard(main))
+    end(guard(main))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 from camshaft.errors import CamshaftError
 
 FOLDER = "CAMSHAFT_REPORTS"
-_STOPPED = (130, 143)
+STOPPED = (130, 143)
 _FILE = "TORCHELASTIC_ERROR_FILE"
 
 
@@ -23,14 +24,17 @@ class Report:
     """How a process ended.
 
     ``text`` is what to print: an error's three sentences, or a traceback. ``expected`` errors are the
-    user's to read without one. ``progress`` tells stalled ranks apart: the least is the one that hangs.
+    user's to read without one, and ``error`` holds their class and parts. Stalled ranks are told apart by
+    ``waits``, whether the rank waits for others, and ``progress``.
     """
 
     rank: int
     code: int
     text: str
     expected: bool = False
+    error: list[str] | None = None
     stalled: bool = False
+    waits: bool = False
     progress: int = 0
     at: float = 0.0
 
@@ -41,22 +45,24 @@ def is_launched() -> bool:
 
 
 def report_error(error: BaseException, code: int) -> bool:
-    """Hand an error to the launcher; say whether there is one of ours, that prints it.
+    """Hand an error to the launcher; say whether somebody else prints it.
 
-    Under another elastic launcher (torchrun, accelerate) its own error file is written, so that its
-    summary names the traceback, and the caller prints.
+    That is a launcher of ours. Under another elastic one (torchrun, accelerate) its own error file is
+    written, so that its summary names the traceback, and of ranks with the same error one prints it.
     """
-    expected = isinstance(error, CamshaftError)
     trace = "".join(traceback.format_exception(error))
-    text = f"{type(error).__name__}: {error}" if expected else trace.rstrip()
+    parts = [type(error).__name__, error.what, error.why, error.fix] if isinstance(error, CamshaftError) else None
+    text = f"{type(error).__name__}: {error}" if parts else trace.rstrip()
     _write_elastic(type(error).__name__, str(error), trace)
-    return _write(Report(_rank(), code, text, expected, at=time.time()))
+    report = Report(_rank(), code, text, expected=bool(parts), error=parts, at=time.time())
+    return _write(report) or _is_said(text)
 
 
-def report_stall(text: str, progress: int) -> None:
-    """Hand the stacks of a process that makes no progress to the launcher."""
+def report_stall(text: str, progress: int, *, waits: bool) -> None:
+    """Hand the stacks of a process that makes no progress to the launcher, or print them."""
     _write_elastic("Stalled", text, text)
-    _write(Report(_rank(), 1, text, stalled=True, progress=progress, at=time.time()))
+    if not _write(Report(_rank(), 1, text, stalled=True, waits=waits, progress=progress, at=time.time())):
+        print(f"rank {_rank()}: {text}", file=sys.stderr, flush=True)  # noqa: T201 - there is nobody else to say it
 
 
 def end(code: int) -> NoReturn:
@@ -68,7 +74,7 @@ def end(code: int) -> NoReturn:
     """
     if "RANK" not in os.environ:
         sys.exit(code)
-    if code in _STOPPED and _write(Report(_rank(), code, "", at=time.time())):
+    if code in STOPPED and _write(Report(_rank(), code, "", at=time.time())):
         sys.exit(0)
     if code:
         sys.stdout.flush()
@@ -103,6 +109,22 @@ def _write_elastic(kind: str, message: str, trace: str) -> None:
     extra: dict[str, Any] = {"py_callstack": trace, "timestamp": str(int(time.time()))}
     content = {"message": {"message": f"{kind}: {message}", "extraInfo": extra}}
     Path(os.environ[_FILE]).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _is_said(text: str) -> bool:
+    """Say whether a process of this machine has printed a text already, under a launcher like torchrun."""
+    if _FILE not in os.environ:
+        return False
+    # torchrun gives each attempt a folder, and each rank one inside it.
+    attempt = Path(os.environ[_FILE]).parent.parent
+    name = f"said-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    try:
+        (attempt / name).touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _rank() -> int:

@@ -45,6 +45,7 @@ STRATEGIES = {
     "ddp": "camshaft.strategies.ddp.DDP",
     "fsdp": "camshaft.strategies.fsdp.FSDP",
     "deepspeed": "camshaft.strategies.deepspeed.DeepSpeed",
+    "tensor_parallel": "camshaft.strategies.tensorparallel.TensorParallel",
     "megatron": "camshaft.strategies.megatron.Megatron",
 }
 

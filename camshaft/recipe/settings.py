@@ -59,7 +59,7 @@ class Settings:
     data: dict[str, Any] | None = setting(None, "The data module; null when the module owns its loaders.")
     seed: int = setting(0, "Seed of every random stream; shorthand for callbacks.seed.")
     strategy: str | dict[str, Any] = setting(
-        "single", "Parallelism: single, ddp, fsdp, deepspeed, megatron, or a class."
+        "single", "Parallelism: single, ddp, fsdp, deepspeed, tensor_parallel, megatron, or a class."
     )
     device: str = setting("auto", "auto, cpu, cuda, cuda:N, mps or tpu.")
     precision: str | dict[str, Any] | None = setting(

@@ -18,6 +18,7 @@ from camshaft.strategies.devices import choose_local_device
 from camshaft.strategies.dispatch import Dispatch, split_nothing
 from camshaft.strategies.group import Group, Launched
 from camshaft.strategies.nothing import Stand
+from camshaft.strategies.watch import Watchdog
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -50,6 +51,8 @@ class Accelerated(Strategy):
         self._zero: Tensor | None = None
         self._stand: Stand | None = None
         self._environment: dict[str, str] = {}
+        self._watchdog: Watchdog | None = None
+        self._done = 0
 
     # -- set-up ----------------------------------------------------------------------------------
 
@@ -78,6 +81,9 @@ class Accelerated(Strategy):
         self.device = choose_local_device(self._wanted, launched)
         self.rank, self.local_rank, self.world_size = launched.rank, launched.local_rank, launched.world_size
         self._group = Group(launched, self.device, timeout_s=self.timeout_s)
+        if self.hang_timeout_s is not None:
+            self._watchdog = Watchdog(lambda: self._done, timeout_s=self.hang_timeout_s)
+            self._watchdog.start()
         self._environment = dict(os.environ)
         if self.device.type == "cpu":
             # Accelerate imports DeepSpeed where it is installed, which then looks for a GPU and warns.
@@ -97,17 +103,16 @@ class Accelerated(Strategy):
 
     def describe(self) -> str:
         """Say in one line what runs: dtypes of parameters, compute, reduction and optimizer, shards, world size."""
-        facts = {
-            "parameters": _dtypes(self.local(p) for _, p in self._named_parameters()),
-            "compute": self._precision if self._precision != "fp32" else "fp32 unless precision says otherwise",
-            "gradients": self._reduce_dtype(),
-            "optimizer": _dtypes(p for o in self.optimizers for g in o.param_groups for p in g["params"]) or "none",
-        }
+        compute = self._precision if self._precision != "fp32" else "fp32 unless precision says otherwise"
+        facts = {"compute": compute, **self.dtypes()}
         described = ", ".join(f"{name} {value}" for name, value in facts.items())
         return f"{self.name} on {self.device}: world size {self.world_size}, {self._shards()}; {described}"
 
     def teardown(self) -> None:
         """Leave the other processes and forget Accelerate's process-wide state."""
+        if self._watchdog is not None:
+            self._watchdog.stop()
+            self._watchdog = None
         if self._group is None:
             return
         from accelerate.state import AcceleratorState, GradientState
@@ -131,6 +136,7 @@ class Accelerated(Strategy):
 
     def run(self, method: str, batch: Batch, *indices: int) -> Any:
         """Call a step of the module through its wrapper; evaluation only where the wrapper holds the weights."""
+        self._done += 1
         if method != "training_step" and not self.evaluates_wrapped:
             return super().run(method, batch, *indices)
         if self._stand is None or method != "training_step":
@@ -141,6 +147,11 @@ class Accelerated(Strategy):
         if self._zero is None:
             self._stand.succeeded(batch, *indices)
         return output
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a scalar; on the window's last micro-batch they are averaged over ranks."""
+        super().backward(loss)
+        self._done += 1
 
     def zero_loss(self) -> Tensor:
         """Return the zero that the step which returned None computed inside the wrapper."""
@@ -211,9 +222,6 @@ class Accelerated(Strategy):
     def _shards(self) -> str:
         return f"{self.world_size} whole copies"
 
-    def _reduce_dtype(self) -> str:
-        return _dtypes(self.local(p) for p in self._trainable()) or "none"
-
     def _trainable(self) -> Iterator[Tensor]:
         return (p for _, p in self._named_parameters() if p.requires_grad)
 
@@ -221,6 +229,7 @@ class Accelerated(Strategy):
     def _joined(self) -> Group:
         if self._group is None:
             raise StrategyError(f"{self.name} has not joined the other processes.", fix="Call launch() first.")
+        self._done += 1
         return self._group
 
     def _check_environment(self) -> None:
@@ -253,7 +262,3 @@ class Accelerated(Strategy):
                 f"{type(module).__name__} optimizes by hand, and {self.name} cannot reduce gradients inside a step.",
                 fix="Use strategy: ddp or single, or automatic optimization.",
             )
-
-
-def _dtypes(tensors: Any) -> str:
-    return "/".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from camshaft.callback import inside_main_only
+from camshaft.dtypes import held_dtypes
 from camshaft.errors import LossError, StrategyError
 from camshaft.module import bind_step
 from camshaft.scaler import LossScaler
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from camshaft.module import Module
     from camshaft.state import Batch
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-true": torch.bfloat16}
 ReduceOp = Literal["sum", "mean", "min", "max"]
 
 
@@ -39,16 +40,19 @@ class Strategy:
         active: the optimizers that the next ``step`` updates; all of them, but for manual optimization.
         scaler: scales the loss while the precision is fp16.
         needs_equal_forwards: evaluation must run as many forwards on every rank, or it would hang.
-        precisions: what ``micro_step`` can compute in.
+        precisions: what ``micro_step`` can compute in; "bf16-true" is bf16 with parameters that are stored so.
         switches_precision: whether the precision may change between steps.
+        precision_setting: the setting of the strategy's own that leaves it with only these precisions, if one does.
         recipe: what the run has of batch_size (over all ranks), accumulate and max_norm (of clipping);
             set before ``launch``, for a back end with settings of its own that must agree.
+        hang_timeout_s: several processes end themselves when one makes no progress for so long; set before ``launch``.
     """
 
     name: ClassVar[str] = "base"
     needs_equal_forwards: ClassVar[bool] = False
-    precisions: ClassVar[frozenset[str]] = frozenset({"fp32", "bf16", "fp16"})
-    switches_precision: ClassVar[bool] = True
+    precisions: frozenset[str] = frozenset({"fp32", "bf16", "fp16", "bf16-true"})
+    switches_precision: bool = True
+    precision_setting: str = ""
 
     def __init__(self) -> None:
         self.rank = 0
@@ -61,6 +65,7 @@ class Strategy:
         self.active: list[Optimizer] = []
         self.scaler: LossScaler | None = None
         self.recipe: Mapping[str, Any] = {}
+        self.hang_timeout_s: float | None = None
         self._steps: dict[str, Callable[..., Any]] = {}
         self._autocast: AbstractContextManager[Any] | None = None
         self._precision = "fp32"
@@ -104,8 +109,14 @@ class Strategy:
 
     def describe(self) -> str:
         """Say in one line what runs: dtypes of parameters, compute, reduction and optimizer, shards, world size."""
-        dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in self.module.parameters()}) if self.module else []
-        return f"{self.name} on {self.device}, {self.world_size} process(es), parameters {', '.join(dtypes) or 'none'}"
+        return f"{self.name} on {self.device}, {self.world_size} process(es), parameters {self.dtypes()['parameters']}"
+
+    def dtypes(self) -> dict[str, str]:
+        """Return the dtypes, joined by "/", of parameters, of gradients as they are reduced, and of the optimizer.
+
+        The optimizer's are those of its state, or of the parameters it holds while it has none.
+        """
+        return held_dtypes([(self.local(p), p.requires_grad) for _, p in self._named_parameters()], self.optimizers)
 
     def teardown(self) -> None:
         """Leave the other processes. Called once, last, after an exception too."""

@@ -65,6 +65,11 @@ class DeepSpeed(Accelerated):
         self.config = read_config(config, own)
         self.stage = int(self.config["zero_optimization"]["stage"])
         self.evaluates_wrapped = self.needs_equal_forwards = self.stage == 3  # type: ignore[misc]
+        # Its float32 master weights are what it updates: storing the parameters in bfloat16 is its own bf16 section.
+        self.precisions = self.precisions - {"bf16-true"}
+        if (self.config.get("bf16") or {}).get("enabled") is True:
+            self.precisions, self.switches_precision = frozenset({"bf16"}), False
+            self.precision_setting = "bf16.enabled in the DeepSpeed config"
         self._filled: dict[str, Any] = {}
         self._partitions: Stage12 | Stage3 | None = None
         self._state: ZeroState | None = None
@@ -173,6 +178,7 @@ class DeepSpeed(Accelerated):
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a scalar, in the partitions that ZeRO keeps."""
         self._wrapped.backward(loss if self.scaler is None else loss * self.scaler.scale)
+        self._done += 1
 
     def unscale(self) -> bool:
         """Undo the loss scaling on this rank's partitions; say whether they are finite on all ranks."""
