@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class FSDP(Sharded):
@@ -71,6 +72,9 @@ class FSDP(Sharded):
             [wrap] if isinstance(wrap, str) else wrap if isinstance(wrap, int) else list(wrap or ()) or None
         )
         self.policy = _read_policy(mixed_precision)
+        if self.policy is not None and self.policy.param_dtype is not None:
+            self.precisions = frozenset({_NAMES[self.policy.param_dtype]})
+            self.switches_precision, self.precision_setting = False, "mixed_precision"
         self.reshard_after_forward = reshard_after_forward
         self.cpu_offload = cpu_offload
         self.activation_checkpointing = activation_checkpointing
@@ -94,7 +98,7 @@ class FSDP(Sharded):
         if self.policy is None or self.policy.param_dtype is None:
             super()._set_precision(precision)
             return
-        computes = {dtype: name for name, dtype in _DTYPES.items()}[self.policy.param_dtype]
+        computes = _NAMES[self.policy.param_dtype]
         if precision != computes:
             raise StrategyError(
                 f"strategy fsdp has mixed_precision.param {computes}, and the run's precision is {precision}.",
@@ -212,9 +216,11 @@ class FSDP(Sharded):
         units = f"{len(self._layers)} gathered units"
         return f"{self._shard_size()} shards{copies} ({held} of {whole} parameters here, {units})"
 
-    def _reduce_dtype(self) -> str:
+    def dtypes(self) -> dict[str, str]:
+        """Return the dtypes of parameters, of gradients as they are reduced, and of the optimizer."""
+        found = super().dtypes()
         dtype = self.policy.reduce_dtype or self.policy.param_dtype if self.policy is not None else None
-        return str(dtype).removeprefix("torch.") if dtype is not None else super()._reduce_dtype()
+        return found if dtype is None else found | {"gradients": str(dtype).removeprefix("torch.")}
 
     def _reachable(self) -> Iterator[Tensor]:
         """Yield the root's own parameters, which are gathered while it runs."""
