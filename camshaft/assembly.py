@@ -147,7 +147,7 @@ def read_validation(settings: Settings) -> Validation:
 
 def placement(strategy: Strategy, settings: Settings, *, pads: bool) -> Placement:
     """Say how this rank shares data with the others."""
-    return Placement(strategy.rank, strategy.world_size, settings.seed, pads=pads)
+    return Placement(strategy.data_rank, strategy.data_world_size, settings.seed, pads=pads)
 
 
 def micro_batch(settings: Settings, world_size: int) -> int | None:
@@ -204,7 +204,7 @@ def _open_training_data(assembled: Assembled) -> None:
         loader,
         placement(state.strategy, settings, pads=True),
         name="train_dataloader",
-        micro_batch=micro_batch(settings, state.strategy.world_size),
+        micro_batch=micro_batch(settings, state.strategy.data_world_size),
         ordered=bool(settings.overfit_batches),
     )
     rounds = limit_rounds(state.train_data.rounds(), state.limits.train_batches, "train")

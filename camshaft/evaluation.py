@@ -39,7 +39,7 @@ def evaluate(
             finished = _run(state, hooks, step, sources, limit)
         finally:
             metrics.training, metrics.suffix, metrics.muted = was_training, "", False
-        values = metrics.evaluation.flush(state.strategy.gather_objects)
+        values = metrics.evaluation.flush(state.strategy.gather_data)
         if hooks is None:
             _reset_metrics(state.module)
         result = values if finished else None

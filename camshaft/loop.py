@@ -85,7 +85,7 @@ def train_epoch(state: State, hooks: Hooks, step: Step = train_step) -> None:
 def _rest_of_epoch(state: State, source: Source, epoch: int) -> tuple[Iterator[MicroBatch], int | None]:
     """Return the micro-batches from the data position on, and how many there are when that is certain."""
     progress = state.progress
-    position = Position(progress.epoch_samples, progress.epoch_batches * state.strategy.world_size)
+    position = Position(progress.epoch_samples, progress.epoch_batches * state.strategy.data_world_size)
     batches = source.iterate(epoch, position)
     remaining = source.rounds(position)
     if state.limits.train_batches is not None:
@@ -171,11 +171,11 @@ def emit(state: State, kind: Literal["step", "epoch", "validation", "test"], val
 
 def flush(state: State) -> None:
     """Reduce and emit what training steps logged since the last flush. Every rank calls this."""
-    emit(state, "step", state.metrics.step.flush(state.strategy.gather_objects))
+    emit(state, "step", state.metrics.step.flush(state.strategy.gather_data))
 
 
 def _end_epoch(state: State, hooks: Hooks) -> None:
-    values = state.metrics.epoch.flush(state.strategy.gather_objects)
+    values = state.metrics.epoch.flush(state.strategy.gather_data)
     emit(state, "epoch", values)
     for plan in state.plans:
         if plan.is_plateau and plan.monitor in values:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from camshaft.data import Window
 from camshaft.errors import LossError
-from camshaft.strategies.base import check_loss
+from camshaft.loss import check_loss
 
 if TYPE_CHECKING:
     from camshaft.hooks import Hooks
@@ -74,7 +74,7 @@ class Weighting:
     def __init__(self, state: State, window: Window) -> None:
         self._state = state
         self._metrics = state.metrics
-        self._world = state.strategy.world_size
+        self._world = state.strategy.data_world_size
         self._nothing = 0
         self._late_weight = self.tokens = 0.0
         self.is_late = False
@@ -84,7 +84,7 @@ class Weighting:
             batches = zip(window.batches, window.samples, strict=True)
             self.weights = [float(state.module.batch_weight(b)) if n else 0.0 for b, n in batches]
             total = torch.tensor(sum(self.weights), dtype=torch.float64)
-            self._total = self.tokens = float(state.strategy.reduce(total))
+            self._total = self.tokens = float(state.strategy.reduce_data(total))
 
     def is_empty(self) -> bool:
         """Say whether no micro-batch of the only rank gave a loss, so that there is nothing to update with."""
@@ -103,7 +103,7 @@ class Weighting:
     def divide_gradients(self) -> None:
         """Divide the gradients by a weight that was only known after the forward passes."""
         strategy = self._state.strategy
-        total = float(strategy.reduce(torch.tensor(self._late_weight, dtype=torch.float64)))
+        total = float(strategy.reduce_data(torch.tensor(self._late_weight, dtype=torch.float64)))
         strategy.scale_gradients(self._world / total if total else 0.0)
 
     def _read(self, index: int, output: Any) -> tuple[Tensor, float]:

@@ -71,18 +71,18 @@ class PredictionWriter(Callback):
             return
         loader = int(state.metrics.suffix.rpartition("_")[2] or 0)
         if loader != self._loader:
-            self._write(state.strategy.rank)
+            self._write(state)
             self._loader = loader
         self._batches.append(_columns(output))
         if len(self._batches) >= self.batches_per_file:
-            self._write(state.strategy.rank)
+            self._write(state)
 
     def on_validation_end(self, state: State, metrics: dict[str, float] | None) -> None:
         """Write the rest, and the index of all ranks' files."""
         del metrics
         if state.stage != "predict":
             return
-        self._write(state.strategy.rank)
+        self._write(state)
         ranks = state.strategy.gather_objects(self._files)
         if state.strategy.is_main:
             files = sorted((f for own in ranks for f in own), key=lambda f: (f["loader"], f["rank"], f["file"]))
@@ -90,7 +90,10 @@ class PredictionWriter(Callback):
             index = {"step": state.progress.step, "samples": total, "format": self.format, "files": files}
             _put(self._directory / "index.json", (json.dumps(index, indent=1) + "\n").encode())
 
-    def _write(self, rank: int) -> None:
+    def _write(self, state: State) -> None:
+        rank = state.strategy.rank
+        if not state.strategy.is_first_of_data:
+            self._batches = []
         if not self._batches:
             return
         name = f"rank{rank:05}-{len(self._files):06}.{self.format}"

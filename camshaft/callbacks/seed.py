@@ -48,7 +48,7 @@ class Seed(Callback):
 
     def on_fit_start(self, state: State) -> None:
         """Give each further rank its own streams."""
-        rank = state.strategy.rank
+        rank = state.strategy.data_rank
         if rank > 0 and not self._resumed:
             seed_streams(derive_seed(self.seed, "rank", rank))
 

@@ -99,9 +99,9 @@ def collect(state: State, tag: str, *, exact: bool = True) -> Checkpoint:
         "precision": state.precision,
         "hparams": dict(state.module.hparams),
         "data": state.data_state() if state.data_state is not None else {},
-        "metrics": strategy.gather_objects(state.metrics.state_dict()),
+        "metrics": strategy.gather_data(state.metrics.state_dict()),
         "module": type(state.module).__qualname__,
-        "world_size": strategy.world_size,
+        "world_size": strategy.data_world_size,
     }
     record.rank_data["streams"] = capture_streams()
     record.rank_tensors.update(stream_tensors())
@@ -208,7 +208,8 @@ def restore_streams(state: State, reader: Reader) -> None:
     from camshaft.sampler import derive_seed
     from camshaft.streams import seed_streams
 
-    rank = state.strategy.rank
+    # Ranks that share their data must draw alike, in dropout for one.
+    rank = state.strategy.data_rank
     saved: Any = reader.rank_data("streams", rank)
     if saved is None:
         seed_streams(derive_seed(state.seed, "resumed", rank, state.progress.step))
@@ -235,7 +236,7 @@ def restore_streams(state: State, reader: Reader) -> None:
 def _move_position(state: State, world_size: int) -> None:
     """Count the batches of the running epoch as this many ranks do."""
     progress = state.progress
-    progress.epoch_batches = progress.epoch_batches * world_size // state.strategy.world_size
+    progress.epoch_batches = progress.epoch_batches * world_size // state.strategy.data_world_size
 
 
 def _add(record: Checkpoint, name: str, entry: Any) -> None:
@@ -246,9 +247,9 @@ def _add(record: Checkpoint, name: str, entry: Any) -> None:
 def _restore_metrics(state: State, saved: list[dict[str, Any]]) -> None:
     """Give every rank its sums back; in another number of ranks the first takes those of all."""
     strategy = state.strategy
-    if len(saved) == strategy.world_size:
-        state.metrics.load_state_dict(saved[strategy.rank])
-    elif strategy.is_main:
+    if len(saved) == strategy.data_world_size:
+        state.metrics.load_state_dict(saved[strategy.data_rank])
+    elif strategy.data_rank == 0:
         for sums in saved:
             state.metrics.load_state_dict(sums)
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from camshaft.callback import inside_main_only
 from camshaft.dtypes import held_dtypes
-from camshaft.errors import LossError, StrategyError
+from camshaft.errors import StrategyError
 from camshaft.module import bind_step
 from camshaft.scaler import LossScaler
 from camshaft.strategies.optimizers import load_state, plain_state, tensor_state
@@ -89,6 +89,11 @@ class Strategy:
     def data_world_size(self) -> int:
         """How many ranks get different data; gradients are averaged over them."""
         return self.world_size if self._data is None else self._data[1]
+
+    @property
+    def is_first_of_data(self) -> bool:
+        """Whether this rank is the one of those that share its data that writes what came of it."""
+        return self._data is None or self.rank == 0
 
     # -- set-up ----------------------------------------------------------------------------------
 
@@ -239,6 +244,10 @@ class Strategy:
         """Do as ``gather_objects`` with one value per rank of the data: for counts and sums over samples."""
         return self.gather_objects(value)
 
+    def reduce_data(self, value: Tensor) -> Tensor:
+        """Do as ``reduce`` with one value per rank of the data, and sum: for counts and sums over samples."""
+        return self.reduce(value)
+
     def broadcast_object(self, value: Any) -> Any:
         """Return the main process's small plain object on every rank; blocks."""
         self._check_collective("broadcast_object")
@@ -369,29 +378,3 @@ class Strategy:
 def canonical(name: str) -> str:
     """Return a parameter's name without what activation checkpointing and compilation put in between."""
     return name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
-
-
-def check_loss(loss: Any, owner: str) -> Tensor:
-    """Return the loss if it can be trained on.
-
-    Raises:
-        LossError: it is no tensor, no scalar, or depends on no parameter.
-    """
-    if not isinstance(loss, Tensor):
-        raise LossError(
-            f"{owner}.training_step returned a {type(loss).__name__}.",
-            fix="Return the loss (a scalar tensor), a (sum, weight) pair, a dict with 'loss', or None to skip.",
-        )
-    if loss.numel() != 1:
-        raise LossError(
-            f"{owner}.training_step returned a loss of shape {tuple(loss.shape)}.",
-            why="Only a scalar has a gradient.",
-            fix="Return its mean(), or (loss.sum(), weight).",
-        )
-    if not loss.requires_grad:
-        raise LossError(
-            f"{owner}.training_step returned a loss without a gradient.",
-            why="It depends on no trainable parameter, or was detached, so nothing would learn.",
-            fix="Compute it from the module's parameters, outside torch.no_grad().",
-        )
-    return loss

@@ -57,6 +57,11 @@ class TensorParallel(Sharded):
         """Return the value of the main process alone, since all ranks see the same data."""
         return self.gather_objects(value)[:1]
 
+    def reduce_data(self, value: Tensor) -> Tensor:
+        """Return the value itself, since all ranks see the same data."""
+        self._check_collective("reduce_data")
+        return value
+
     def _make_accelerator(self) -> Accelerator:
         # Not its ParallelismConfig: for tensor parallelism that asks for Transformers and its models' own plans.
         from accelerate import Accelerator
