@@ -75,7 +75,10 @@ class Module(torch.nn.Module):
 
     # -- what a user overrides -------------------------------------------------------------------
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    # A signature cannot say that the indices may be left out; this one lets a type checker accept all that may be
+    # written: (batch), (batch, batch_idx) and, for evaluation, (batch, batch_idx, dataloader_idx=0).
+
+    def training_step(self, batch: Any, /, *indices: Any, **named: Any) -> Any:
         """Return the loss of a micro-batch: a scalar, a (sum, weight) pair, a dict with 'loss', or None to skip.
 
         A scalar is the mean over the samples of ``batch``. A pair is the sum of the losses and what
@@ -83,15 +86,15 @@ class Module(torch.nn.Module):
         """
         raise NotImplementedError
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+    def validation_step(self, batch: Any, /, *indices: Any, **named: Any) -> Any:
         """Evaluate a batch: log metrics. ``batch_idx`` and ``dataloader_idx`` may be left out."""
         raise NotImplementedError
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+    def test_step(self, batch: Any, /, *indices: Any, **named: Any) -> Any:
         """Evaluate a batch of the test split; as ``validation_step`` unless overridden."""
-        return bind_step(self, "validation_step")(batch, batch_idx, dataloader_idx)
+        return bind_step(self, "validation_step")(batch, *indices)
 
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+    def predict_step(self, batch: Any, /, *indices: Any, **named: Any) -> Any:
         """Return the predictions for a batch: tensors with one row a sample, alone or in a dict."""
         return self(batch)
 
