@@ -31,8 +31,7 @@ def check_callback(factory: Callable[[], Callback], *, changes_training: bool = 
     Raises:
         AssertionError: it does not; the message says which promise is broken.
     """
-    whole, with_it = factory(), _fit(callbacks := {"checked": factory()}, {})
-    del whole
+    with_it = _fit(callbacks := {"checked": factory()}, {})
     kept = callbacks["checked"].state_dict()
     text = json.dumps(kept)
     assert json.loads(text) == kept, f"state_dict changes when it is written as JSON: {kept!r}"
@@ -69,7 +68,12 @@ def _require_equal(left: dict[str, Tensor], right: dict[str, Tensor], what: str)
 
 
 def check_strategy(
-    factory: Callable[[], Strategy], n: int = 1, *, precision: str = "fp32", tolerance: float = 1e-5, timeout_s: float = 120
+    factory: Callable[[], Strategy],
+    n: int = 1,
+    *,
+    precision: str = "fp32",
+    tolerance: float = 1e-5,
+    timeout_s: float = 120,
 ) -> None:
     """Check what every strategy promises, on ``n`` processes that start by themselves.
 

@@ -180,7 +180,7 @@ def _continue(strategy: Strategy, precision: str) -> dict[str, Tensor]:
 
 
 def _check_none(strategy: Strategy, precision: str) -> None:
-    """The main process has no loss for one micro-batch: the others must not wait for it."""
+    """Leave the main process without a loss for one micro-batch: the others must not wait for it."""
     strategy.zero_grad()
     strategy.micro_step(sync=True, precision=precision)
     inputs = torch.randn(4, 4)

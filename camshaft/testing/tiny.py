@@ -169,7 +169,7 @@ class TinyIterable:
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         """Yield the batches, the same in every epoch."""
         data = tiny_set(sum(self.sizes))
-        yield from zip(*(tensor.split(list(self.sizes)) for tensor in data.tensors), strict=True)
+        yield from zip(*(torch.split(tensor, list(self.sizes)) for tensor in data.tensors), strict=True)
 
 
 def tiny_set(samples: int, seed: int = 0) -> TensorDataset:
@@ -211,12 +211,10 @@ def tiny_run(
         module = TinyModule()
     if not {"max_epochs", "max_steps", "max_time", "fast_dev_run"} & set(settings):
         settings["max_epochs"] = 1
-    settings = {"device": "cpu", "checkpoint": False, "resume": "never"} | settings
+    settings = {"device": "cpu", "checkpoint": False, "resume": "never", **settings}
     quiet: dict[str, Any] = {"summary": None, "progress": None, **(callbacks or {})}
     silent: dict[str, Any] = {"console": None, "jsonl": None, "tensorboard": None, **(loggers or {})}
     with contextlib.ExitStack() as stack:
-        place = runs_dir or stack.enter_context(tempfile.TemporaryDirectory())
+        settings["runs_dir"] = runs_dir or stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        return run(
-            module, data if data is not None else TinyData(), callbacks=quiet, loggers=silent, runs_dir=place, **settings
-        )
+        return run(module, TinyData() if data is None else data, callbacks=quiet, loggers=silent, **settings)
