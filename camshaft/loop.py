@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 Step: TypeAlias = Callable[["State", Window, "Hooks"], bool]
 
 
-def fit(state: State, hooks: Hooks, *, step: Step = train_step) -> None:
+def fit(
+    state: State, hooks: Hooks, *, step: Step = train_step, then: Callable[[], None] | None = None
+) -> None:
     """Train until a limit is reached or a request stops the run. Every rank calls this.
 
-    ``state`` is prepared and, where the run is resumed, restored. ``step`` makes one update.
+    ``state`` is prepared and, where the run is resumed, restored. ``step`` makes one update. ``then`` is
+    called once a limit was reached, before the run ends for its callbacks.
     """
     with session(state, hooks):
         if not state.restored:
@@ -40,6 +43,8 @@ def fit(state: State, hooks: Hooks, *, step: Step = train_step) -> None:
         while not _is_done(state):
             train_epoch(state, hooks, step)
         state.status = "finished" if state.status == "running" else state.status
+        if then is not None and state.status == "finished":
+            then()
 
 
 @contextmanager

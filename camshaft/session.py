@@ -155,9 +155,7 @@ def _fit(parts: Parts, directory: RunDirectory | None) -> Result:
     with _store(assembled, directory), _reporting(assembled, directory), heeding(state):
         resume(assembled, directory)
         _open_loggers(assembled, directory)
-        loop.fit(state, hooks, step=step)
-        if state.status == "finished":
-            _test(assembled)
+        loop.fit(state, hooks, step=step, then=lambda: _test(assembled))
     return _finish(assembled, directory)
 
 
