@@ -6,7 +6,9 @@ import dataclasses
 import difflib
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from camshaft.assembly import Parts
 from camshaft.callback import Callback
@@ -15,8 +17,15 @@ from camshaft.errors import RecipeError
 from camshaft.loggers.base import Logger
 from camshaft.module import Module
 from camshaft.recipe.registry import CALLBACKS, DEFAULT_LOGGERS, FIRST_CALLBACKS, LAST_CALLBACKS, LOGGERS, STRATEGIES
-from camshaft.recipe.settings import Settings
+from camshaft.recipe.settings import Launch, Settings
 from camshaft.strategies.base import Strategy
+from camshaft.terminal import say
+
+if TYPE_CHECKING:
+    from camshaft.session import Result
+    from camshaft.state import State
+
+_KEEPER = "whole_weights"
 
 _BUILT_HERE = ("module", "data", "strategy", "optimizer", "scheduler", "callbacks", "loggers", "choices", "launch")
 
@@ -55,6 +64,64 @@ def direct_parts(
         loggers=_filled({key: (lambda key=key: _class(LOGGERS[key])()) for key in DEFAULT_LOGGERS}, loggers),
         name=name,
     )
+
+
+def run_in_processes(module: Module, data: DataModule | None, *, num_processes: int, **given: Any) -> Result:
+    """Do what ``camshaft.run`` does in several new processes; ``given`` is what ``direct_parts`` takes besides.
+
+    Raises:
+        CamshaftError: anything is wrong that can be seen here, or what the first failing rank raised.
+    """
+    from camshaft.launch import choose_count
+    from camshaft.launchcall import in_processes
+
+    parts = direct_parts(module, data, **given)
+    launch = Launch(num_processes=num_processes)
+    count = choose_count(launch, parts.strategy.name, parts.settings.device)
+    result: Result
+    result, weights = in_processes(_run_one, (module, data, given), launch, count)
+    if weights.keys() == module.state_dict().keys():
+        module.load_state_dict(weights)
+        result.module = module
+    else:
+        say("Callbacks changed the module's layers: its weights stayed in the processes; load them from a checkpoint.")
+    return result
+
+
+def _run_one(module: Module, data: DataModule | None, given: dict[str, Any]) -> tuple[Result, dict[str, Tensor]]:
+    """Run on one of several ranks; return the result, and on the main process whole weights."""
+    from camshaft.session import execute
+
+    parts = direct_parts(module, data, **given)
+    parts.callbacks[_KEEPER] = keeper = _Weights()
+    result = execute(parts)
+    result.module = None
+    return result, keeper.weights
+
+
+class _Weights(Callback):
+    """Keep whole weights when the run ends, before its processes part."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
+        self._has_failed = False
+
+    def on_exception(self, state: State, error: BaseException) -> None:
+        """Remember that peers may be gone."""
+        self._has_failed = True
+
+    def on_fit_end(self, state: State) -> None:
+        """Copy the weights to the main process's memory."""
+        if self._has_failed:
+            return
+        module = state.module
+        # Asked before, since FSDP shards again what somebody asks a state_dict of.
+        kept = module.state_dict().keys()
+        with state.strategy.full_parameters():
+            if state.strategy.is_main:
+                tensors = dict(module.named_buffers(remove_duplicate=False))
+                tensors |= dict(module.named_parameters(remove_duplicate=False))
+                self.weights = {name: t.detach().cpu().clone() for name, t in tensors.items() if name in kept}
 
 
 def _callbacks(settings: Settings, given: Mapping[str, Callback | None]) -> dict[str, Callback]:

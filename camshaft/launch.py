@@ -41,27 +41,39 @@ def started(module: str, argv: Sequence[str], settings: Settings, strategy: Any)
             several, or for more than there are GPUs.
     """
     name, launch = name_of(strategy), settings.launch
-    is_one_of_them = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    count = 1 if is_one_of_them else num_processes(launch, name, settings.device)
-    total = int(os.environ["WORLD_SIZE"]) if is_one_of_them else count * launch.num_machines
-    if name == "single" and total > 1:
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        _require_several(name, int(os.environ["WORLD_SIZE"]))
+        return None
+    count = choose_count(launch, name, settings.device)
+    is_alone = count * launch.num_machines == 1 and launch.num_processes is None
+    return None if is_alone or name in _ALONE else start(module, argv, launch, count)
+
+
+def choose_count(launch: Launch, strategy: str, device: str) -> int:
+    """Return how many processes this machine has: as asked, or one per visible GPU.
+
+    Raises:
+        StrategyError: as ``started`` says.
+    """
+    count = num_processes(launch, strategy, device)
+    total = count * launch.num_machines
+    _require_several(strategy, total)
+    if total == 1 and launch.num_processes is None and strategy in STRATEGIES and strategy not in _ALONE:
+        raise StrategyError(
+            f"strategy {strategy} needs several processes, and none were asked for.",
+            why="Alone this one would train on one device.",
+            fix="Add launch.num_processes=2 to the command, or start it with torchrun or accelerate launch.",
+        )
+    return count
+
+
+def _require_several(strategy: str, total: int) -> None:
+    if strategy == "single" and total > 1:
         raise StrategyError(
             f"{total} processes were asked for, and strategy single is for one.",
             why="Each would train its own copy.",
             fix="Set strategy: ddp, fsdp or deepspeed, or start one process.",
         )
-    if is_one_of_them or name in _ALONE:
-        return None
-    if total == 1 and launch.num_processes is None:
-        # A strategy of the user's own may be for one process.
-        if name not in STRATEGIES:
-            return None
-        raise StrategyError(
-            f"strategy {name} needs several processes, and none were asked for.",
-            why="Alone this one would train on one device.",
-            fix="Add launch.num_processes=2 to the command, or start it with torchrun or accelerate launch.",
-        )
-    return start(module, argv, launch, count)
 
 
 def name_of(strategy: Any) -> str:
@@ -69,7 +81,7 @@ def name_of(strategy: Any) -> str:
     return strategy if isinstance(strategy, str) else str(strategy.get("_target_") or strategy.get("name", "single"))
 
 
-def num_processes(settings: Launch, strategy: str, device: str = "auto") -> int:
+def num_processes(settings: Launch, strategy: str, device: str) -> int:
     """Return how many processes to start on this machine: as asked, or one per visible GPU."""
     import torch
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from camshaft import errors
@@ -94,7 +95,8 @@ def _start_method(threads: int) -> Literal["spawn", "fork"]:
     """Return spawn for a script, fork for a notebook that has not used a device or threads yet."""
     import torch
 
-    if hasattr(sys.modules.get("__main__"), "__file__"):
+    # Only a file can be imported by the new processes; standard input, for one, is named and is none.
+    if Path(getattr(sys.modules.get("__main__"), "__file__", None) or "").is_file():
         return "spawn"
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise StrategyError(

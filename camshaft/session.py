@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,10 +65,14 @@ def run(
     callbacks: Mapping[str, Callback] | None = None,
     loggers: Mapping[str, Logger] | None = None,
     strategy: Any = "single",
+    num_processes: int | None = None,
     name: str | None = None,
     **settings: Any,
 ) -> Result:
     """Train a module from Python or a notebook, as a recipe would.
+
+    ``num_processes`` starts so many processes for the strategy, unless a launcher started this one; the
+    trained weights come back into ``module``. Everything else that the run changes stays in them.
 
     ``data`` is a DataModule, or a training loader with ``val_data`` and ``test_data`` beside it: plain
     PyTorch loaders, whose batch size is per rank. ``settings`` are the top-level keys of a recipe
@@ -78,11 +83,16 @@ def run(
     """
     from camshaft.direct import direct_parts
 
-    parts = direct_parts(
-        module, _as_data(data, val_data, test_data), strategy=strategy, name=name or type(module).__name__.lower(),
-        callbacks=callbacks or {}, loggers=loggers or {}, settings=settings,
-    )  # fmt: skip
-    return execute(parts)
+    given: dict[str, Any] = {
+        "strategy": strategy, "name": name or type(module).__name__.lower(), "callbacks": callbacks or {},
+        "loggers": loggers or {}, "settings": settings,
+    }  # fmt: skip
+    source = _as_data(data, val_data, test_data)
+    if num_processes is not None and "RANK" not in os.environ:
+        from camshaft.direct import run_in_processes
+
+        return run_in_processes(module, source, num_processes=num_processes, **given)
+    return execute(direct_parts(module, source, **given))
 
 
 class PlainData(DataModule):
