@@ -97,5 +97,5 @@ SLOTS = {
         ("interval", "frequency", "monitor"),
     ),
     "callbacks": Slot("callback", "camshaft.callback.Callback", CALLBACKS, extra=("every", "at", "after", "on_error")),
-    "loggers": Slot("logger", "camshaft.loggers.base.Logger", LOGGERS, extra=("every", "at", "after", "on_error")),
+    "loggers": Slot("logger", "camshaft.loggers.base.Logger", LOGGERS, extra=("on_error",)),
 }

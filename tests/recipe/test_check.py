@@ -130,7 +130,14 @@ def test_what_camshaft_passes_itself_is_not_taken(project):
     )
 
 
-def test_callbacks_and_loggers_may_carry_a_schedule_and_an_error_policy(project):
+def test_a_logger_may_carry_an_error_policy_and_no_schedule(project):
+    read(f"{GOOD}loggers: {{csv: {{on_error: raise}}}}\n")
+    assert errors(f"{GOOD}loggers: {{csv: {{every: 5 steps}}}}\n").startswith(
+        "r.yaml:3: loggers.csv.every is not an argument of camshaft.loggers.csv.CSV."
+    )
+
+
+def test_callbacks_may_carry_a_schedule_and_an_error_policy(project):
     read(f"{GOOD}callbacks: {{f: {{_target_: net.Freeze, depth: 1, every: 1 epoch, after: 10, on_error: disable}}}}\n")
     assert errors(f"{GOOD}callbacks: {{f: {{_target_: net.Freeze, depth: 1, on_error: ignore}}}}\n") == (
         "r.yaml:3: callbacks.f.on_error is 'ignore', and must be one of raise, disable."
