@@ -41,6 +41,7 @@ def started(module: str, argv: Sequence[str], settings: Settings, strategy: Any)
             several, or for more than there are GPUs.
     """
     name, launch = name_of(strategy), settings.launch
+    _require_same_precision(settings, strategy)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _require_several(name, int(os.environ["WORLD_SIZE"]))
         return None
@@ -73,6 +74,20 @@ def _require_several(strategy: str, total: int) -> None:
             f"{total} processes were asked for, and strategy single is for one.",
             why="Each would train its own copy.",
             fix="Set strategy: ddp, fsdp or deepspeed, or start one process.",
+        )
+
+
+def _require_same_precision(settings: Settings, strategy: Any) -> None:
+    """Refuse a precision that accelerate launch asks for and the recipe does not."""
+    asked = {"no": "fp32"}.get(given := os.environ.get("ACCELERATE_MIXED_PRECISION", "no"), given)
+    said: Any = settings.precision
+    said = said.get("precision", "fp32") if isinstance(said, dict) else said or "fp32"
+    policy = strategy.get("mixed_precision") if isinstance(strategy, dict) else None
+    if asked not in ("fp32", said) and not policy:
+        raise StrategyError(
+            f"accelerate launch asks for mixed precision {given}, and the recipe for {said}.",
+            why="Only one of them can happen.",
+            fix=f"Write precision: {asked} in the recipe, or launch with --mixed_precision no.",
         )
 
 

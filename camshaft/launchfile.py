@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,17 +91,17 @@ def read_accelerate_config(path: Path | str, said: Mapping[str, Any]) -> Adopted
         raise RecipeError(f"the accelerate config {where} holds no keys.", fix="Write one with accelerate config.")
     adopted = Adopted()
     for key, value in read.items():
-        if key not in _SILENT and value not in (None, {}, []):
+        if key not in _SILENT and value not in (None, {}, [], False):
             _adopt(adopted, where, str(key), value, read)
     if adopted.strategy:
         adopted.values["strategy"] = adopted.strategy
-    for name, value in adopted.values.items():
-        if name in said and not _agrees(said[name], value):
-            raise RecipeError(
-                f"{where} asks for {name}: {value}, and the recipe for {said[name]}.",
-                why="Only one of them can happen.",
-                fix="Make them equal, or take one of them out.",
-            )
+    apart = [f"{name}: {theirs}, and the recipe {own}" for name, own, theirs in _contradictions(said, adopted.values)]
+    if apart:
+        raise RecipeError(
+            f"{where} asks for {'; for '.join(apart)}.",
+            why="Only one of them can happen.",
+            fix="Make them equal, or take one of them out.",
+        )
     _leave_out(adopted, said)
     return adopted
 
@@ -188,7 +188,8 @@ def _value(path: str, convert: Callable[[Any], Any]) -> _Rule:
 
 def _note(key: str, reason: str) -> _Rule:
     def rule(adopted: Adopted, value: Any) -> None:
-        adopted.notes.append(f"{key}: {value} has no effect: {reason}")
+        if value is not False:
+            adopted.notes.append(f"{key}: {value} has no effect: {reason}")
 
     return rule
 
@@ -281,8 +282,15 @@ _PARALLEL: dict[str, _Rule] = {
 _SECTIONS = {"fsdp_config": _FSDP, "deepspeed_config": _DEEPSPEED, "parallelism_config": _PARALLEL}
 
 
-def _agrees(said: Any, value: Any) -> bool:
-    if not isinstance(value, Mapping):
-        return bool(said == value)
-    own = {"name": said} if isinstance(said, str) else said
-    return isinstance(own, Mapping) and all(own[key] == item for key, item in value.items() if key in own)
+def _contradictions(said: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (path, what the recipe says, what the file says) wherever they differ."""
+    for name, value in values.items():
+        if name not in said:
+            continue
+        own = said[name]
+        if not isinstance(value, Mapping):
+            if own != value:
+                yield name, own, value
+            continue
+        parts = {"name": own} if isinstance(own, str) else own
+        yield from ((f"{name}.{k}", parts[k], item) for k, item in value.items() if k in parts and parts[k] != item)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -17,6 +19,7 @@ from camshaft.errors import CamshaftError
 FOLDER = "CAMSHAFT_REPORTS"
 STOPPED = (130, 143)
 _FILE = "TORCHELASTIC_ERROR_FILE"
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(slots=True)
@@ -44,6 +47,12 @@ def is_launched() -> bool:
     return FOLDER in os.environ
 
 
+def end_with_launcher() -> None:
+    """Have the system stop this process, as SIGTERM does, when its launcher is killed (on Linux)."""
+    if is_launched() and "RANK" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def report_error(error: BaseException, code: int) -> bool:
     """Hand an error to the launcher; say whether somebody else prints it.
 
@@ -53,7 +62,7 @@ def report_error(error: BaseException, code: int) -> bool:
     trace = "".join(traceback.format_exception(error))
     parts = [type(error).__name__, error.what, error.why, error.fix] if isinstance(error, CamshaftError) else None
     text = f"{type(error).__name__}: {error}" if parts else trace.rstrip()
-    _write_elastic(type(error).__name__, str(error), trace)
+    _write_elastic(type(error).__name__, str(error), text)
     report = Report(_rank(), code, text, expected=bool(parts), error=parts, at=time.time())
     return _write(report) or _is_said(text)
 

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from camshaft.module import Module
     from camshaft.state import Batch
 
+# What tells Accelerate which back end to use, and how the names of that back end's settings begin.
+_FLAGS = {
+    "ACCELERATE_USE_FSDP": ("fsdp", "FSDP_"),
+    "ACCELERATE_USE_DEEPSPEED": ("deepspeed", "ACCELERATE_DEEPSPEED_"),
+    "ACCELERATE_USE_MEGATRON_LM": ("megatron", "MEGATRON_LM_"),
+}
+
 
 class Accelerated(Strategy):
     """Several processes through Hugging Face Accelerate, of which it keeps process state, devices and plugins.
@@ -77,9 +84,9 @@ class Accelerated(Strategy):
                 why="There is nobody to share the parameters with.",
                 fix="Start at least two processes, or use strategy: single.",
             )
+        self.rank, self.local_rank, self.world_size = launched.rank, launched.local_rank, launched.world_size
         self._check_environment()
         self.device = choose_local_device(self._wanted, launched)
-        self.rank, self.local_rank, self.world_size = launched.rank, launched.local_rank, launched.world_size
         self._group = Group(launched, self.device, timeout_s=self.timeout_s)
         if self.hang_timeout_s is not None:
             self._watchdog = Watchdog(lambda: self._done, timeout_s=self.hang_timeout_s)
@@ -234,18 +241,28 @@ class Accelerated(Strategy):
 
     def _check_environment(self) -> None:
         """Refuse an environment in which Accelerate would build something else than this strategy."""
-        flags = {
-            "ACCELERATE_USE_FSDP": "fsdp",
-            "ACCELERATE_USE_DEEPSPEED": "deepspeed",
-            "ACCELERATE_USE_MEGATRON_LM": "megatron",
-        }
-        for flag, other in flags.items():
-            if os.environ.get(flag, "false").lower() in ("1", "true") and other != self.name:
+        for flag, (other, prefix) in _FLAGS.items():
+            if os.environ.get(flag, "false").lower() not in ("1", "true"):
+                continue
+            if other != self.name:
                 raise StrategyError(
                     f"the launcher asks for {other} ({flag} is set), and the recipe for strategy: {self.name}.",
                     why="Accelerate would follow the launcher.",
                     fix=f"Write strategy: {other} in the recipe, or launch without that setting.",
                 )
+            if self.rank == 0:
+                settings = sorted(name for name in os.environ if name.startswith(prefix))
+                print(  # noqa: T201 - what has no effect is never silent
+                    f"{', '.join(settings)} of the launcher have no effect: the recipe's strategy has. "
+                    "--accelerate-config FILE adopts a file of accelerate config.",
+                    file=sys.stderr,
+                )
+        if os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no":
+            raise StrategyError(
+                f"the launcher asks to compile with {os.environ['ACCELERATE_DYNAMO_BACKEND']}.",
+                why="Accelerate would compile the wrapper, and names of parameters would change.",
+                fix="Launch with --dynamo_backend no, and compile in the recipe.",
+            )
 
     def _check_accelerator(self) -> None:
         found = self.accelerator.num_processes
