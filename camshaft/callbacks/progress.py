@@ -50,6 +50,12 @@ class ProgressBar(Callback):
             )
 
     @main_process_only
+    def on_epoch_start(self, state: State) -> None:
+        """Name the epoch; the next drawing shows it."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=_epoch(state))
+
+    @main_process_only
     def on_step_start(self, state: State, window: list[Batch]) -> None:
         """Show the step that was just finished, with what the boundary after it flushed."""
         del window
