@@ -12,10 +12,12 @@ from torch import Tensor
 
 from camshaft.assembly import Parts
 from camshaft.callback import Callback
+from camshaft.callbacks.seed import Seed
 from camshaft.data import DataModule
 from camshaft.errors import RecipeError
 from camshaft.loggers.base import Logger
 from camshaft.module import Module
+from camshaft.recipe.arguments import read_settings
 from camshaft.recipe.registry import CALLBACKS, DEFAULT_LOGGERS, FIRST_CALLBACKS, LAST_CALLBACKS, LOGGERS, STRATEGIES
 from camshaft.recipe.settings import Launch, Settings
 from camshaft.strategies.base import Strategy
@@ -43,18 +45,9 @@ def direct_parts(
     """Compose what ``camshaft.run`` was given. A callback or logger that is None switches the default off.
 
     Raises:
-        RecipeError: a setting is no top-level key of a recipe.
+        RecipeError: a setting is no top-level key of a recipe, or is wrong by the rules of one.
     """
-    known = [field.name for field in dataclasses.fields(Settings) if field.name not in _BUILT_HERE]
-    for key in settings:
-        if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-            raise RecipeError(
-                f"camshaft.run has no argument {key!r}.",
-                why="It would be ignored.",
-                fix=f"Did you mean {nearest[0]!r}?",
-            )
-    read = Settings(**settings)
+    read = _settings(settings, callbacks)
     return Parts(
         settings=read,
         strategy=strategy if isinstance(strategy, Strategy) else _strategy(strategy, read.device),
@@ -64,6 +57,23 @@ def direct_parts(
         loggers=_filled({key: (lambda key=key: _class(LOGGERS[key])()) for key in DEFAULT_LOGGERS}, loggers),
         name=name,
     )
+
+
+def _settings(settings: dict[str, Any], callbacks: Mapping[str, Callback | None]) -> Settings:
+    known = [field.name for field in dataclasses.fields(Settings) if field.name not in _BUILT_HERE]
+    for key in settings:
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+            raise RecipeError(
+                f"camshaft.run has no argument {key!r}.",
+                why="It would be ignored.",
+                fix=f"Did you mean {nearest[0]!r}?",
+            )
+    seed = callbacks.get("seed")
+    # As in a recipe: the order of samples follows the seed, wherever it is said.
+    followed: dict[str, Any] = {"seed": seed.seed} if isinstance(seed, Seed) and "seed" not in settings else {}
+    given = [name for name, callback in callbacks.items() if callback is not None]
+    return dataclasses.replace(read_settings(settings, given, who="camshaft.run"), **followed)
 
 
 def run_in_processes(module: Module, data: DataModule | None, *, num_processes: int, **given: Any) -> Result:

@@ -113,7 +113,7 @@ def _finish(
         data["code"] = values["code"] = granted.local
     origins = {dotted(path): origin for path, origin in composed.origins.items() if path}
     return Recipe(
-        settings=_settings(values),
+        settings=settings_of(values),
         config=data,
         origins=origins,
         paths=tuple(files),
@@ -141,7 +141,8 @@ def _as_written(composed: Composed, overrides: Sequence[str]) -> str:
     return "---\n".join(parts)
 
 
-def _settings(values: dict[str, Any]) -> Settings:
+def settings_of(values: dict[str, Any]) -> Settings:
+    """Return the settings that checked values stand for."""
     values["runs_dir"] = FilePath(values.get("runs_dir", "runs"))
     if isinstance(values.get("validate"), dict):
         values["validate"] = Validate(**values["validate"])
