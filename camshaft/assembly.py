@@ -264,7 +264,9 @@ def _configure(assembled: Assembled) -> list[torch.optim.Optimizer]:
     state, parts = assembled.state, assembled.parts
     module = state.module
     if parts.build_optimizer is not None:
-        trainable = [p for p in module.parameters() if p.requires_grad]
+        trainable: list[Any] = [p for p in module.parameters() if p.requires_grad]
+        if module.later_groups:
+            trainable = [{"params": trainable}, *module.later_groups]
         optimizers = [parts.build_optimizer(trainable)]
         state.plans = []
     else:

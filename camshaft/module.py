@@ -6,7 +6,7 @@ import copy
 import difflib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -65,6 +65,8 @@ class Module(torch.nn.Module):
     """
 
     automatic_optimization: bool = True
+    # Parameter groups that train later: a callback puts them here in ``on_module``, for the recipe's optimizer.
+    later_groups: Sequence[dict[str, Any]] = ()
     _engine: Engine | None = None
     _hparams: Hparams | None = None
     _steps: ClassVar[tuple[str, ...]] = ("training_step", "validation_step", "test_step", "predict_step")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -42,6 +42,7 @@ class Strategy:
         needs_equal_forwards: evaluation must run as many forwards on every rank, or it would hang.
         precisions: what ``micro_step`` can compute in; "bf16-true" is bf16 with parameters that are stored so.
         switches_precision: whether the precision may change between steps.
+        trains_late: whether ``train_also`` works.
         precision_setting: the setting of the strategy's own that leaves it with only these precisions, if one does.
         recipe: what the run has of batch_size (over all ranks), accumulate and max_norm (of clipping);
             set before ``launch``, for a back end with settings of its own that must agree.
@@ -52,6 +53,7 @@ class Strategy:
     needs_equal_forwards: ClassVar[bool] = False
     precisions: frozenset[str] = frozenset({"fp32", "bf16", "fp16", "bf16-true"})
     switches_precision: bool = True
+    trains_late: ClassVar[bool] = True
     precision_setting: str = ""
 
     def __init__(self) -> None:
@@ -111,6 +113,12 @@ class Strategy:
         self.optimizers = self.active = list(optimizers)
         move_state(self.optimizers, self.device)
         return self.optimizers
+
+    def train_also(self, names: Collection[str]) -> None:
+        """Let frozen parameters, which optimizers hold already, train from the next step on. Every rank calls this."""
+        for name, parameter in self._named_parameters():
+            if name in names:
+                parameter.requires_grad_(True)
 
     def describe(self) -> str:
         """Say in one line what runs: dtypes of parameters, compute, reduction and optimizer, shards, world size."""

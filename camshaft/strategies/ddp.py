@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,6 +78,15 @@ class DDP(Accelerated):
         if self._is_manual and self._wrapped.require_backward_grad_sync:
             self._wrapped.reducer.prepare_for_backward([loss])
         super().backward(loss)
+
+    def train_also(self, names: Collection[str]) -> None:
+        """Let frozen parameters train from the next step on: DDP, which listens to what trained before, is made anew."""
+        super().train_also(names)
+        assert self._dispatch is not None
+        for parameter in self._dispatch.parameters():
+            parameter.grad = None
+        self.accelerator._models.clear()
+        self._wrapped = self.accelerator.prepare_model(self._dispatch)
 
     def _make_accelerator(self) -> Accelerator:
         from accelerate import Accelerator
