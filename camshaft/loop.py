@@ -150,14 +150,24 @@ def validate(state: State, hooks: Hooks) -> dict[str, float] | None:
         return None
     state.validation_pending = False
     emit(state, "validation", metrics)
-    for plan in state.plans:
-        if plan.monitor is None:
-            continue
-        if plan.monitor in metrics:
-            plan.scheduler.step(metrics[plan.monitor])
-        elif plan.strict and plan.monitor not in state.values:
-            raise missing_metric(plan.monitor, state.values, "a learning-rate scheduler")
+    _require_monitored(state)
+    _step_monitored(state, metrics)
     return metrics
+
+
+def _step_monitored(state: State, values: dict[str, float]) -> None:
+    """Step the schedulers whose metric was just produced; with manual optimization the module steps its own."""
+    if state.module.automatic_optimization:
+        for plan in state.plans:
+            if plan.monitor in values:
+                plan.scheduler.step(values[plan.monitor])
+
+
+def _require_monitored(state: State) -> None:
+    """Refuse, once a step has logged all that it does, a scheduler that waits for a metric nobody logs."""
+    for plan in state.plans:
+        if plan.monitor is not None and plan.strict and state.progress.step and not state.is_logged(plan.monitor):
+            raise missing_metric(plan.monitor, state.logged_names(), "a learning-rate scheduler")
 
 
 def emit(state: State, kind: Literal["step", "epoch", "validation", "test"], values: dict[str, float]) -> None:
@@ -176,19 +186,22 @@ def emit(state: State, kind: Literal["step", "epoch", "validation", "test"], val
 
 def flush(state: State) -> None:
     """Reduce and emit what training steps logged since the last flush. Every rank calls this."""
-    emit(state, "step", state.metrics.step.flush(state.strategy.gather_data))
+    values = state.metrics.step.flush(state.strategy.gather_data)
+    emit(state, "step", values)
+    _step_monitored(state, values)
 
 
 def _end_epoch(state: State, hooks: Hooks) -> None:
     values = state.metrics.epoch.flush(state.strategy.gather_data)
     emit(state, "epoch", values)
-    for plan in state.plans:
-        if plan.is_plateau and plan.monitor in values:
-            plan.scheduler.step(values[plan.monitor])
+    _step_monitored(state, values)
+    if state.validation.schedule is None:
+        _require_monitored(state)
     hooks.on_epoch_end(state)
-    for plan in state.plans:
-        if not plan.is_plateau and plan.interval == "epoch":
-            plan.advance(state.progress.epoch + 1)
+    if state.module.automatic_optimization:
+        for plan in state.plans:
+            if not plan.is_plateau and plan.interval == "epoch":
+                plan.advance(state.progress.epoch + 1)
 
 
 def _is_done(state: State) -> bool:

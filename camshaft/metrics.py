@@ -288,6 +288,10 @@ class Metrics:
         else:
             series.add_tensor(loss.detach().clone().reshape(()), weight)
 
+    def names(self) -> set[str]:
+        """Return the names that training has logged so far, of metric objects those that it logged them under."""
+        return {*self.step.series, *self.epoch.series, *self.epoch.objects}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the sums that are not yet flushed, as host numbers; a save is a moment to wait for the device."""
         return {

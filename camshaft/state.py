@@ -239,6 +239,16 @@ class State:
         self.stop_reason: str | None = None
         self.started = time.monotonic()
 
+    def logged_names(self) -> set[str]:
+        """Return every name that was logged so far, whether its value was flushed or not."""
+        return {*self.values, *self.metrics.names()}
+
+    def is_logged(self, name: str) -> bool:
+        """Say whether something logs ``name``: it has a value, or will have one at the next flush."""
+        names = self.logged_names()
+        # A collection is logged under one name, and gives one value for each of its metrics.
+        return name in names or any(name.startswith(f"{collection}/") for collection in self.metrics.epoch.objects)
+
     def value(self, name: str) -> float:
         """Return the newest value of a logged name.
 

@@ -82,16 +82,18 @@ class Checkpoint(Callback):
             state.control.save("step", everywhere=self.every.is_same_on_all_ranks)
 
     def on_epoch_end(self, state: State) -> None:
-        """Ask for a checkpoint when a number of epochs is due."""
+        """Ask for a checkpoint when a number of epochs is due; refuse a monitored name that will never come."""
+        if self.monitor is not None and state.validation.schedule is None and not state.is_logged(self.monitor):
+            raise missing_metric(self.monitor, state.logged_names(), f"callbacks.{self.name}")
         if self.every is not None and self.every.due(state.progress, epoch_end=True):
             state.control.save("epoch", everywhere=True)
 
     def on_validation_end(self, state: State, metrics: dict[str, float] | None) -> None:
-        """Refuse a monitored name that the validation does not produce."""
+        """Refuse a monitored name that nothing produces."""
         if metrics is None or self.monitor is None or state.stage != "fit":
             return
-        if self.monitor not in metrics and self.monitor not in state.values:
-            raise missing_metric(self.monitor, {**metrics, **state.values}, f"callbacks.{self.name}")
+        if self.monitor not in metrics and not state.is_logged(self.monitor):
+            raise missing_metric(self.monitor, {*metrics, *state.logged_names()}, f"callbacks.{self.name}")
 
     def on_checkpoint_saved(self, state: State, path: Path) -> None:
         """Rank the new checkpoint by the metric its own weights produced, and delete those that nothing keeps."""

@@ -65,7 +65,10 @@ class EarlyStopping(Callback):
         if metrics is None or state.stage != "fit":
             return
         if self.monitor not in metrics and self.monitor not in state.values:
-            raise missing_metric(self.monitor, {**state.values, **metrics}, f"callbacks.{self.name}")
+            if state.is_logged(self.monitor):
+                # A mean over the epoch that is still to come.
+                return
+            raise missing_metric(self.monitor, {*state.logged_names(), *metrics}, f"callbacks.{self.name}")
         value = metrics[self.monitor] if self.monitor in metrics else state.value(self.monitor)
         step = state.progress.step
         if self._improves(value):
