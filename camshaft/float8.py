@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -14,6 +12,7 @@ from torch import nn
 
 from camshaft.errors import RecipeError, StrategyError
 from camshaft.layers import find_layers, replace_layer, wrap_forward
+from camshaft.quiet import quiet_imports
 
 Library = Literal["auto", "torchao", "transformer_engine"]
 _MULTIPLE = 16
@@ -101,7 +100,7 @@ def _require_hardware(device: torch.device) -> None:
 
 
 def _use_torchao(module: nn.Module, chosen: set[str], *, emulate: bool) -> list[nn.Module]:
-    with _quiet():
+    with quiet_imports():
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     convert_to_float8_training(
         module, module_filter_fn=lambda _layer, name: name in chosen, config=Float8LinearConfig(emulate=emulate)
@@ -141,14 +140,3 @@ class _InFloat8:
 
 def _plain_linear(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
     return nn.functional.linear(inputs, layer.weight, layer.bias)
-
-
-@contextmanager
-def _quiet() -> Any:
-    """Leave out what torchao says about kernels of other devices while it is imported."""
-    previous = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(previous)

@@ -50,11 +50,11 @@ class Offload(Callback):
             StrategyError: the strategy partitions the optimizer's state and has an option of its own.
         """
         self._pins = strategy.device.type == "cuda"
-        if self.optimizer and strategy.name in ("fsdp", "deepspeed"):
-            own = "cpu_offload: true" if strategy.name == "fsdp" else "offload_optimizer: cpu"
+        if self.optimizer and not strategy.replicates:
             raise StrategyError(
                 f"callbacks.{self.name}.optimizer cannot move what {strategy.name} partitions.",
-                fix=f"Set it on the strategy: {{name: {strategy.name}, {own}}}.",
+                fix="Use the strategy's own option: {name: fsdp, cpu_offload: true}, or "
+                "{name: deepspeed, offload_optimizer: cpu}.",
             )
 
     def on_module(self, module: Module) -> None:
