@@ -14,6 +14,7 @@ from torch import Tensor
 
 from camshaft.checkpoint.entries import Entries
 from camshaft.checkpoint.reader import Reader
+from camshaft.checkpoint.reference import left_out
 from camshaft.errors import CheckpointError
 from camshaft.state import Checkpoint, Progress
 from camshaft.strategies.optimizers import plain_value, revive_value
@@ -149,12 +150,16 @@ def restore_for_evaluation(state: State, hooks: Hooks, reader: Reader) -> None:
 def load_weights(state: State, reader: Reader) -> None:
     """Fill the module's parameters and buffers from a checkpoint of any strategy.
 
+    Frozen weights that the checkpoint only refers to stay as they were built.
+
     Raises:
         CheckpointError: the module has other weights than the checkpoint; all differences are named.
     """
     strategy = state.strategy
     own = dict(strategy.named_state())
     saved = {name.removeprefix("model/") for name in reader.names("model")}
+    absent = set(left_out(reader)) - saved
+    own = {name: tensor for name, tensor in own.items() if name not in absent}
     differing = sorted(set(own) ^ saved)
     if differing:
         missing = [name for name in differing if name in own]

@@ -13,6 +13,14 @@ CALLBACKS = {
     "finite": "camshaft.callbacks.finite.FiniteLoss",
     "clip_gradients": "camshaft.callbacks.clip.ClipGradients",
     "ema": "camshaft.callbacks.ema.EMA",
+    "freeze": "camshaft.callbacks.freeze.Freeze",
+    "quantize": "camshaft.callbacks.quantize.Quantize",
+    "lora": "camshaft.callbacks.lora.LoRA",
+    "activation_checkpointing": "camshaft.callbacks.activation_checkpointing.ActivationCheckpointing",
+    "gradient_checkpointing": "camshaft.callbacks.gradient_checkpointing.GradientCheckpointing",
+    "offload": "camshaft.callbacks.offload.Offload",
+    "compile": "camshaft.callbacks.compile.Compile",
+    "micro_batch": "camshaft.callbacks.micro_batch.MicroBatch",
     "early_stopping": "camshaft.callbacks.stopping.EarlyStopping",
     "lr_monitor": "camshaft.callbacks.lr.LRMonitor",
     "throughput": "camshaft.callbacks.throughput.Throughput",
@@ -57,6 +65,7 @@ OPTIMIZERS = {
     "adagrad": "torch.optim.adagrad.Adagrad",
     "nadam": "torch.optim.nadam.NAdam",
     "radam": "torch.optim.radam.RAdam",
+    "adamw8bit": "camshaft.eightbit.AdamW8bit",
     "lbfgs": "torch.optim.lbfgs.LBFGS",
 }
 

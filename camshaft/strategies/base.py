@@ -42,6 +42,7 @@ class Strategy:
         needs_equal_forwards: evaluation must run as many forwards on every rank, or it would hang.
         precisions: what ``micro_step`` can compute in; "bf16-true" is bf16 with parameters that are stored so.
         switches_precision: whether the precision may change between steps.
+        replicates: whether every rank holds whole parameters, gradients and optimizer state.
         trains_late: whether ``train_also`` works.
         precision_setting: the setting of the strategy's own that leaves it with only these precisions, if one does.
         recipe: what the run has of batch_size (over all ranks), accumulate and max_norm (of clipping);
@@ -53,6 +54,7 @@ class Strategy:
     needs_equal_forwards: ClassVar[bool] = False
     precisions: frozenset[str] = frozenset({"fp32", "bf16", "fp16", "bf16-true"})
     switches_precision: bool = True
+    replicates: ClassVar[bool] = True
     trains_late: ClassVar[bool] = True
     precision_setting: str = ""
 

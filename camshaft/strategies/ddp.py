@@ -80,7 +80,7 @@ class DDP(Accelerated):
         super().backward(loss)
 
     def train_also(self, names: Collection[str]) -> None:
-        """Let frozen parameters train from the next step on: DDP, which listens to what trained before, is made anew."""
+        """Let frozen parameters train from the next step on. DDP listens to what trained before: it is made anew."""
         super().train_also(names)
         assert self._dispatch is not None
         for parameter in self._dispatch.parameters():

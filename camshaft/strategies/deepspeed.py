@@ -43,6 +43,7 @@ class DeepSpeed(Accelerated):
 
     name = "deepspeed"
     takes_manual: ClassVar[bool] = False
+    replicates: ClassVar[bool] = False
     trains_late: ClassVar[bool] = False
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 class Sharded(Accelerated):
     """Work on the local parts of parameters and gradients, whatever their layouts."""
+
+    replicates: ClassVar[bool] = False
 
     def __init__(self, *, device: str = "auto", timeout_s: float = 1800.0) -> None:
         super().__init__(device=device, timeout_s=timeout_s)
