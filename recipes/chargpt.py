@@ -102,6 +102,10 @@ class CharGPT(Module):
         """Measure the loss on another such play."""
         self.log("test/loss", self.loss(batch))
 
+    def tensor_parallel_plan(self) -> dict[str, str]:
+        """Say how strategy tensor_parallel may split the layers: the feed-forward ones, in their middle."""
+        return {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+
     @torch.no_grad()
     def generate(self, prompt: str, length: int, temperature: float = 0.8) -> str:
         """Continue ``prompt`` by ``length`` sampled characters."""

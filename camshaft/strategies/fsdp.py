@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -139,6 +140,8 @@ class FSDP(Sharded):
 
         pretend_gpu_kind(self.device)
         shard = self._shard_size()
+        # torch's advice to Accelerate, which slices the mesh of replicas and shards.
+        warnings.filterwarnings("ignore", message="Slicing a flattened dim from root mesh", category=UserWarning)
         config = (
             ParallelismConfig(dp_replicate_size=self.dp_replicate, dp_shard_size=shard)
             if self.dp_replicate > 1
