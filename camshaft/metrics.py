@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from camshaft.errors import MetricError
+from camshaft.objects import compute_all, require_own_object
 
 Reduce: TypeAlias = Literal["mean", "sum", "min", "max"]
 Gather: TypeAlias = Callable[[Any], list[Any]]
@@ -128,8 +129,7 @@ class Table:
         ranks = gather((own, sorted(self.objects)))
         values = _merge(numbers for numbers, _ in ranks)
         _require_equal([names for _, names in ranks])
-        for name, metric in sorted(self.objects.items()):
-            values.update(_compute(name, metric))
+        values |= compute_all(self.objects)
         for metric in self.resets.values():
             metric.reset()
         self.objects.clear()
@@ -187,25 +187,6 @@ def _merge(ranks: Iterable[dict[str, tuple[str, float, float]]]) -> dict[str, fl
                 nan = any(math.isnan(t) for t in totals)
                 values[name] = math.nan if nan else (min(totals) if reduce == "min" else max(totals))
     return values
-
-
-def _compute(name: str, metric: Any) -> dict[str, float]:
-    """Compute a torchmetrics Metric or collection over its epoch, on all ranks, and reset it."""
-    result = metric.compute()
-    metric.reset()
-    if isinstance(result, dict):
-        return {f"{name}/{key}": _scalar(key, value) for key, value in result.items()}
-    return {name: _scalar(name, result)}
-
-
-def _scalar(name: str, value: Any) -> float:
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise MetricError(
-            f"{name!r} computed a tensor of shape {tuple(value.shape)}.",
-            why="A logged value is one number.",
-            fix="Give the metric average='macro' or 'micro', or log each entry under its own name.",
-        )
-    return float(value)
 
 
 class Metrics:
@@ -350,6 +331,7 @@ class Metrics:
         table = self.epoch if self.training else self.evaluation
         both = bool(on_step and on_epoch and self.training)
         table.resets[id(metric)] = metric
+        require_own_object(table.objects, name, metric, self.suffix)
         if on_epoch is not False or not self.training:
             table.objects[self.prefix + name + ("_epoch" if both else "") + self.suffix] = metric
         if not (self.training and on_step) or self.muted:
