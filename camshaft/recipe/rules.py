@@ -41,7 +41,7 @@ def a_run_has_an_end(data: dict[str, Any], checker: Checker) -> None:
     ):
         checker.note(
             (),
-            "the recipe gives none of max_epochs, max_steps and max_time.",
+            "none of max_epochs, max_steps and max_time is given.",
             why="The run would never end.",
             fix="Add for example 'max_epochs: 10'.",
         )

@@ -15,7 +15,7 @@ def test_every_rule_has_a_test():
 
 def test_a_run_has_an_end(project):
     assert errors(M) == (
-        "r.yaml:1: the recipe gives none of max_epochs, max_steps and max_time.\n"
+        "r.yaml:1: none of max_epochs, max_steps and max_time is given.\n"
         "  The run would never end. Add for example 'max_epochs: 10'."
     )
     read(f"{M}max_time: 2 hours\n")
