@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from reference import train_in_windows
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from camshaft.callback import Callback
 from camshaft.loader import Placement, open_source
@@ -33,14 +34,19 @@ from camshaft.testing.drive import gathered
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, WARMUP, LR, BATCH, CONTEXT = 20, 5, 3e-3, 32, 32
-SINGLE = "single"
+SINGLE, PRECISIONS = "single", ("fp32", "bf16")
 TWO: dict[str, Any] = {
     "ddp x2": "ddp",
     "fsdp x2": {"name": "fsdp", "wrap": ["Block"]},
     "zero-0 x2": {"name": "deepspeed", "stage": 0},
     "zero-1 x2": {"name": "deepspeed", "stage": 1},
     "zero-2 x2": {"name": "deepspeed", "stage": 2},
-    "zero-3 x2": {"name": "deepspeed", "stage": 3},
+    # Without this DeepSpeed keeps parameters as small as these whole on every rank.
+    "zero-3 x2": {
+        "name": "deepspeed",
+        "stage": 3,
+        "config": {"zero_optimization": {"stage3_param_persistence_threshold": 0}},
+    },
     "tp x2": "tensor_parallel",
 }
 FOUR: dict[str, Any] = {"hsdp 2x2": {"name": "fsdp", "wrap": ["Block"], "dp_replicate": 2, "dp_shard": 2}}
@@ -70,9 +76,9 @@ class Measure(Callback):
         strategy, trained = state.strategy, self.trained
         average = state.callbacks["ema"].averages
         trained.description = strategy.describe()
-        trained.parameter_bytes = sum(_held(p) for p in state.module.parameters())
-        trained.state_bytes = sum(t.numel() * t.element_size() for *_, t in strategy.optimizer_tensors())
-        trained.average_bytes = sum(strategy.local(t).numel() * t.element_size() for t in average.values())
+        trained.parameter_bytes = _held(state.module)
+        trained.state_bytes = sum(_bytes(strategy.local(t)) for *_, t in strategy.optimizer_tensors())
+        trained.average_bytes = sum(_bytes(strategy.local(t)) for t in average.values())
         trained.weights = gathered(strategy, strategy.named_state())
         trained.average = gathered(strategy, average.items())
 
@@ -90,13 +96,19 @@ class Memory(Logger):
             self.trained.validation.append(record.values["val/loss"])
 
 
-def _held(parameter: Tensor) -> int:
-    """Return the bytes of a parameter that lie in this process."""
-    part: Any = getattr(parameter, "ds_tensor", None)
-    if part is not None:
-        return int(part.untyped_storage().nbytes() + parameter.data.untyped_storage().nbytes())
-    local: Tensor = getattr(parameter, "_local_tensor", parameter)
-    return local.untyped_storage().nbytes()
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _held(module: torch.nn.Module) -> int:
+    """Return the bytes of all parameters that lie in this process, each piece of memory once."""
+    pieces: dict[int, int] = {}
+    for parameter in module.parameters():
+        for part in (parameter.data, getattr(parameter, "_local_tensor", None), getattr(parameter, "ds_tensor", None)):
+            if part is not None and not isinstance(part, DTensor):
+                storage = part.untyped_storage()
+                pieces[storage.data_ptr()] = storage.nbytes()
+    return sum(pieces.values())
 
 
 def train(strategy: Any, precision: str, place: str) -> Trained:
@@ -122,32 +134,34 @@ def train(strategy: Any, precision: str, place: str) -> Trained:
     return measure.trained
 
 
-def train_cells(cells: dict[str, Any], precisions: list[str], place: str) -> dict[tuple[str, str], Trained]:
-    """Train every cell on this rank, one after another; ``single`` is trained by each rank alone."""
-    _prepare()
+def train_cells(cells: dict[str, Any], place: str) -> dict[tuple[str, str], Trained]:
+    """Train every cell on this rank, one after another; ``single`` is trained by each rank alone.
+
+    The cells "hand single" and "hand ddp" are the hand-written loop.
+    """
     found = {}
-    for precision in precisions:
+    for precision in PRECISIONS:
+        found |= by_hand(precision, place)
         for name, strategy in {SINGLE: SINGLE, **cells}.items():
             own = Path(place) / (os.environ["RANK"] if strategy == SINGLE else "all")
             found[name, precision] = train(strategy, precision, str(own))
     return found
 
 
-def by_hand(precision: str) -> dict[str, dict[str, dict[str, Tensor]]]:
+def by_hand(precision: str, place: str) -> dict[tuple[str, str], Trained]:
     """Train the same model by hand, on one process and with DDP, and return both results."""
     chargpt = _prepare()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     data = chargpt.Plays(context=CONTEXT)
     data.setup("fit")
-    torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group("gloo", f"file://{place}/{precision}", rank=rank, world_size=world)
     results = {}
-    for name, (own, count) in {"single": (0, 1), "ddp": (rank, world)}.items():
+    for name, (own, count) in {"hand single": (0, 1), "hand ddp": (rank, world)}.items():
         torch.manual_seed(0)
         module = chargpt.CharGPT(width=64, depth=2, context=CONTEXT)
         windows = _windows(data, own, count)
-        results[name] = train_in_windows(
-            module, windows, steps=STEPS, warmup=WARMUP, lr=LR, precision=precision, world=count
-        )
+        left = train_in_windows(module, windows, steps=STEPS, warmup=WARMUP, lr=LR, precision=precision, world=count)
+        results[name, precision] = Trained(weights=left["weights"], average=left["average"])
     torch.distributed.destroy_process_group()
     return results
 
@@ -196,44 +210,35 @@ def launch(world: int, timeout_s: float = 240) -> list[dict[tuple[str, str], Tra
     """Train all cells of a world size in one launch; return what each rank found."""
     cells = TWO if world == 2 else FOUR
     with tempfile.TemporaryDirectory() as place:
-        return run_processes(world, train_cells, cells, ["fp32", "bf16"], place, timeout_s=timeout_s)
+        return run_processes(world, train_cells, cells, place, timeout_s=timeout_s)
 
 
-def hand_launch(world: int, precision: str, timeout_s: float = 120) -> dict[str, dict[str, dict[str, Tensor]]]:
-    """Train by hand on one process and on ``world`` of them."""
-    result: dict[str, dict[str, dict[str, Tensor]]] = run_processes(world, by_hand, precision, timeout_s=timeout_s)[0]
-    return result
+def compare(found: dict[tuple[str, str], Trained], name: str, base: str) -> list[float | None]:
+    """Return how far a cell is from another, in losses, weights and averages, for each precision."""
+    figures: list[float | None] = []
+    for precision in PRECISIONS:
+        cell, other = found[name, precision], found[base, precision]
+        figures += [losses_apart(cell, other) if cell.losses and other.losses else None]
+        figures += [furthest(cell.weights, other.weights), furthest(cell.average, other.average)]
+    return figures
 
 
 def row(name: str, figures: list[float | None]) -> str:
     """Return a line of the table."""
-    return f"{name:<24}" + "".join(" " * 10 if figure is None else f"{figure:>10.1e}" for figure in figures)
+    return f"{name:<28}" + "".join(" " * 11 if figure is None else f"{figure:>11.2e}" for figure in figures)
 
 
 def main() -> None:
     """Print the table."""
     argparse.ArgumentParser(description=__doc__).parse_args()
-    print(f"{'':<24}{'fp32':>30}{'bf16':>30}")
-    print(f"{'':<24}" + "".join(f"{column:>10}" for column in ("losses", "weights", "average") * 2))
+    print(f"{'':<28}" + "".join(f"{precision:>33}" for precision in PRECISIONS))
+    print(f"{'':<28}" + "".join(f"{column:>11}" for column in ("losses", "weights", "average") * 2))
     for world in (2, 4):
         found = launch(world)[0]
         for name in TWO if world == 2 else FOUR:
-            figures: list[float | None] = []
-            for precision in ("fp32", "bf16"):
-                cell, single = found[name, precision], found[SINGLE, precision]
-                figures += [losses_apart(cell, single), furthest(cell.weights, single.weights)]
-                figures += [furthest(cell.average, single.average)]
-            print(row(name, figures), flush=True)
-        hand = {precision: hand_launch(world, precision) for precision in ("fp32", "bf16")}
-        apart: list[float | None] = []
-        own: list[float | None] = []
-        for precision, results in hand.items():
-            apart += [None] + [furthest(results["ddp"][key], results["single"][key]) for key in ("weights", "average")]
-            single = found[SINGLE, precision]
-            pairs = {"weights": single.weights, "average": single.average}
-            own += [None] + [furthest(results["single"][key], pairs[key]) for key in pairs]
-        print(row(f"by hand, DDP x{world}", apart))
-        print(row("by hand, single", own), flush=True)
+            print(row(name, compare(found, name, SINGLE)))
+        print(row(f"by hand: DDP x{world} to single", compare(found, "hand ddp", "hand single")))
+        print(row("single to single by hand", compare(found, SINGLE, "hand single")), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from camshaft.checkpoint.entries import Shard
 from camshaft.module import Module
 from camshaft.strategies.base import Strategy
+from camshaft.testing.drive import gathered as whole
 
 VOCABULARY, CONTEXT, WIDTH = 67, 16, 32
 
@@ -147,28 +146,6 @@ def train(
     outcome.average = whole(strategy, average.items())
     outcome.description = strategy.describe()
     return outcome
-
-
-def whole(strategy: Strategy, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Put every tensor together from the parts that the ranks would save."""
-    own = {}
-    for name, tensor in named:
-        entry = strategy.shard(name, tensor)
-        if entry is not None:
-            own[name] = (entry.tensor.detach().cpu().clone(), entry.shape, entry.offsets, entry.flat_start) if isinstance(entry, Shard) else (entry.detach().cpu().clone(), tuple(entry.shape), None, 0)  # fmt: skip
-    found: dict[str, Tensor] = {}
-    counted: dict[str, int] = {}
-    for part in strategy.gather_objects(own):
-        for name, (tensor, shape, offsets, flat) in part.items():
-            target = found.setdefault(name, torch.full(shape, math.nan, dtype=tensor.dtype))
-            counted[name] = counted.get(name, 0) + tensor.numel()
-            if offsets is not None:
-                target[tuple(slice(o, o + n) for o, n in zip(offsets, tensor.shape, strict=True))] = tensor
-            else:
-                target.view(-1)[flat : flat + tensor.numel()] = tensor.reshape(-1)
-    for name, tensor in found.items():
-        assert counted[name] == tensor.numel(), (name, counted[name], tuple(tensor.shape))
-    return found
 
 
 def furthest(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
