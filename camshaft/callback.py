@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from camshaft.errors import CallbackError
 from camshaft.schedule import Schedule
@@ -41,7 +41,7 @@ class Callback:
     name: str = ""
     schedule: Schedule | None = None
     on_error: Literal["raise", "disable"] = "raise"
-    needs_host_sync: ClassVar[bool] = False
+    needs_host_sync: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -22,12 +22,11 @@ class FiniteLoss(Callback):
     all ranks before each update, which reads the device once a step.
     """
 
-    needs_host_sync: ClassVar[bool] = False
-
     def __init__(self, policy: Literal["raise", "skip", "ignore"] = "raise") -> None:
         if policy not in ("raise", "skip", "ignore"):
             raise RecipeError(f"FiniteLoss.policy is {policy!r}.", fix="Use raise, skip or ignore.")
         self.policy = policy
+        self.needs_host_sync = policy == "skip"
         self.skipped = 0
         self._first_bad: Tensor | None = None
         self._bad: Tensor | None = None
