@@ -19,7 +19,7 @@ from camshaft.checkpoint.capture import restore_for_evaluation
 from camshaft.checkpoint.reader import Reader
 from camshaft.checkpoint.store import Store
 from camshaft.data import DataModule
-from camshaft.errors import CamshaftError, CheckpointError, DataError
+from camshaft.errors import CallbackError, CamshaftError, CheckpointError, DataError
 from camshaft.loggers.base import Logger, Run, Sinks
 from camshaft.module import Module
 from camshaft.resuming import resume
@@ -161,7 +161,7 @@ def _fit(parts: Parts, directory: RunDirectory | None) -> Result:
         parts.loggers = {}
     assembled = assemble(parts, "fit", run_dir)
     state, hooks = assembled.state, assembled.hooks
-    step = train_step if state.module.automatic_optimization else _driver(state)
+    step = _step(state)
     with _store(assembled, directory), _reporting(assembled, directory), heeding(state):
         resume(assembled, directory)
         _open_loggers(assembled, directory)
@@ -169,7 +169,19 @@ def _fit(parts: Parts, directory: RunDirectory | None) -> Result:
     return _finish(assembled, directory)
 
 
-def _driver(state: State) -> Any:
+def _step(state: State) -> Any:
+    """Return what makes the updates: a callback, the module's own driver when it optimizes by hand, or the engine."""
+    own = [callback for callback in state.callbacks.values() if callback.train_step is not None]
+    if len(own) > 1:
+        raise CallbackError(
+            f"callbacks {' and '.join(callback.name for callback in own)} both make the updates.",
+            why="A step is made once.",
+            fix="Remove one of them.",
+        )
+    if own:
+        return own[0].train_step
+    if state.module.automatic_optimization:
+        return train_step
     return state.module._attached.driver  # type: ignore[attr-defined]  # noqa: SLF001 - the link of this very run
 
 

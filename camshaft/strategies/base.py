@@ -43,6 +43,7 @@ class Strategy:
         precisions: what ``micro_step`` can compute in; "bf16-true" is bf16 with parameters that are stored so.
         switches_precision: whether the precision may change between steps.
         replicates: whether every rank holds whole parameters, gradients and optimizer state.
+        reduces_apart: whether micro-batches without ``sync`` take no collective, and ``reduce_gradients`` may follow.
         trains_late: whether ``train_also`` works.
         precision_setting: the setting of the strategy's own that leaves it with only these precisions, if one does.
         recipe: what the run has of batch_size (over all ranks), accumulate and max_norm (of clipping);
@@ -55,6 +56,7 @@ class Strategy:
     precisions: frozenset[str] = frozenset({"fp32", "bf16", "fp16", "bf16-true"})
     switches_precision: bool = True
     replicates: ClassVar[bool] = True
+    reduces_apart: bool = True
     trains_late: ClassVar[bool] = True
     precision_setting: str = ""
 
@@ -163,6 +165,9 @@ class Strategy:
         if self.scaler is not None:
             loss = loss * self.scaler.scale
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def reduce_gradients(self) -> None:
+        """Average over ranks what micro-batches without ``sync`` left, for a step that has none with it."""
 
     def zero_loss(self) -> Tensor:
         """Return a loss whose backward reaches every parameter with zero, for a step that returned None."""

@@ -49,6 +49,7 @@ class DDP(Accelerated):
         self.find_unused_parameters = find_unused_parameters
         self.sync_batchnorm = sync_batchnorm
         self._always_syncs = static_graph
+        self.reduces_apart = not static_graph
         self._options = {
             "static_graph": static_graph, "gradient_as_bucket_view": gradient_as_bucket_view,
             "broadcast_buffers": broadcast_buffers, "bucket_cap_mb": bucket_cap_mb,
@@ -79,6 +80,19 @@ class DDP(Accelerated):
             self._wrapped.reducer.prepare_for_backward([loss])
         super().backward(loss)
 
+    def reduce_gradients(self) -> None:
+        """Average over ranks what micro-batches without ``sync`` left, and give every rank the main one's buffers."""
+        wrapped = self._wrapped
+        wrapped.require_backward_grad_sync = True
+        # Adds nothing: it makes the reducer see every gradient as the last of its window.
+        zero: Any = sum(p.sum() * 0.0 for p in self._trainable())
+        wrapped.reducer.prepare_for_backward([zero])
+        zero.backward()
+        # A forward that broadcasts them would, after one that failed on this rank alone, wait for the others.
+        wrapped.require_forward_param_sync = False
+        if wrapped.broadcast_buffers and wrapped.modules_buffers:
+            wrapped._sync_buffers()
+
     def train_also(self, names: Collection[str]) -> None:
         """Let frozen parameters train from the next step on. DDP listens to what trained before: it is made anew."""
         super().train_also(names)
@@ -86,7 +100,9 @@ class DDP(Accelerated):
         for parameter in self._dispatch.parameters():
             parameter.grad = None
         self.accelerator._models.clear()
+        shares_buffers = self._wrapped.require_forward_param_sync
         self._wrapped = self.accelerator.prepare_model(self._dispatch)
+        self._wrapped.require_forward_param_sync = shares_buffers
 
     def _make_accelerator(self) -> Accelerator:
         from accelerate import Accelerator

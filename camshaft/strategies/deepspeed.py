@@ -44,6 +44,7 @@ class DeepSpeed(Accelerated):
     name = "deepspeed"
     takes_manual: ClassVar[bool] = False
     replicates: ClassVar[bool] = False
+    reduces_apart = False
     trains_late: ClassVar[bool] = False
 
     def __init__(

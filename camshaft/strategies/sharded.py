@@ -22,6 +22,7 @@ class Sharded(Accelerated):
     """Work on the local parts of parameters and gradients, whatever their layouts."""
 
     replicates: ClassVar[bool] = False
+    reduces_apart = False
 
     def __init__(self, *, device: str = "auto", timeout_s: float = 1800.0) -> None:
         super().__init__(device=device, timeout_s=timeout_s)
