@@ -35,6 +35,7 @@ class Callback:
             None is every step. Other events always do.
         on_error: ``"raise"`` ends the run with the callback's exception; ``"disable"`` warns once
             and drops the callback on that rank for the rest of the run.
+        train_step: makes the updates in place of the engine's own ``camshaft.step.train_step``, with its arguments.
         needs_host_sync: True declares that a hook of a step reads a device value on the host.
     """
 
@@ -42,6 +43,7 @@ class Callback:
     schedule: Schedule | None = None
     on_error: Literal["raise", "disable"] = "raise"
     needs_host_sync: bool = False
+    train_step: Callable[..., bool] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
