@@ -63,7 +63,7 @@ def test_averages_clipping_accumulation_and_a_resume_are_exact_with_adapters(kin
 def test_another_base_than_the_checkpoint_refers_to_is_refused(kind, tmp_path):
     settings = {"runs_dir": tmp_path, "checkpoint": {"every": None}}
     first = fit(callbacks={**MAKERS[kind](), "stop": StopAt(4)}, **settings)
-    with pytest.raises(CheckpointError, match="froze the weights of .*Stack.*, and those of this run are others"):
+    with pytest.raises(CheckpointError, match=r"froze the weights of .*Stack.*, and those of this run are others"):
         fit(stack(seed=1), MAKERS[kind](), **settings, resume=str(first.run_dir))
 
 
