@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from camshaft.manual import Link
 from camshaft.metrics import Metrics
 from camshaft.module import Module
 from camshaft.optim import Plan, read_optimizers
+from camshaft.preflight import require_optimizers, require_reachable, require_step, require_trainable
 from camshaft.recipe.settings import Settings, Validate
 from camshaft.schedule import Schedule, seconds
 from camshaft.state import Limits, Stage, State, Validation
@@ -74,6 +74,7 @@ def assemble(parts: Parts, stage: Stage, run_dir: Path | None) -> Assembled:
     module = parts.build_module()
     if not isinstance(module, Module):
         raise ModuleError(f"the module is a {type(module).__name__}.", fix="Derive it from camshaft.Module.")
+    require_step(module, stage)
     hooks.on_module(module)
     state = State(
         module, strategy, metrics=Metrics(), limits=read_limits(settings),
@@ -134,10 +135,12 @@ def require_limit(settings: Settings) -> None:
 
 
 def read_validation(settings: Settings) -> Validation:
-    """Read when to validate from the settings."""
+    """Read when to validate from the settings; a fast run tries its validation whenever that is due."""
     wanted = settings.validate
-    if wanted is None:
+    if wanted is None or settings.limit_validation_batches == 0:
         return Validation()
+    if settings.fast_dev_run:
+        return Validation(Schedule(every_epochs=1))
     if isinstance(wanted, Validate):
         options = {"every": wanted.every, "at": wanted.at or None, "after": wanted.after or None}
         said = {key: value for key, value in options.items() if value is not None}
@@ -216,7 +219,8 @@ def _open_training_data(assembled: Assembled) -> None:
         state.validation_data = assembled.sources("validate")
     if not state.validation_data:
         state.validation = Validation()
-    _require_reachable(state)
+    if not settings.fast_dev_run:
+        require_reachable(state, state.callbacks)
 
 
 def _planned(state: State, rounds: int | None) -> int | None:
@@ -225,17 +229,6 @@ def _planned(state: State, rounds: int | None) -> int | None:
     if rounds is not None and limits.max_epochs is not None:
         counts.append(-(-rounds // state.accumulate) * limits.max_epochs)
     return min(counts) if counts else None
-
-
-def _require_reachable(state: State) -> None:
-    schedule = state.validation.schedule
-    epochs = state.limits.max_epochs
-    if schedule is not None and not schedule.can_fire(max_steps=state.planned_steps, max_epochs=epochs):
-        raise RecipeError(
-            f"validate is '{schedule}', and the run plans {state.planned_steps} steps.",
-            why="It would never validate.",
-            fix="Validate more often, train longer, or set validate: null.",
-        )
 
 
 def _evaluation_sources(assembled: Assembled, stage: Stage) -> list[Source]:
@@ -249,20 +242,11 @@ def _evaluation_sources(assembled: Assembled, stage: Stage) -> list[Source]:
     return [open_source(loader, where, name=name, ordered=stage == "predict") for loader in several]
 
 
-def _require_plain_step(optimizer: torch.optim.Optimizer) -> None:
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise ModuleError(
-            f"{type(optimizer).__name__} needs a closure that computes the loss again.",
-            why="A step has one forward and backward for each of its micro-batches.",
-            fix="Use an optimizer whose step takes no closure, such as AdamW.",
-        )
-
-
 def _configure(assembled: Assembled) -> list[torch.optim.Optimizer]:
     """Build the optimizers and schedulers that the recipe or the module gives."""
     state, parts = assembled.state, assembled.parts
     module = state.module
+    require_trainable(module)
     if parts.build_optimizer is not None:
         trainable: list[Any] = [p for p in module.parameters() if p.requires_grad]
         if module.later_groups:
@@ -271,16 +255,9 @@ def _configure(assembled: Assembled) -> list[torch.optim.Optimizer]:
         state.plans = []
     else:
         optimizers, state.plans = read_optimizers(module.configure_optimizers())
-    if not optimizers:
-        raise ModuleError(
-            f"{type(module).__name__} has no optimizer.",
-            why="Nothing would be learned.",
-            fix="Return one from configure_optimizers, or give the recipe 'optimizer: {name: adamw, lr: 1.0e-3}'.",
-        )
+    require_optimizers(module, optimizers)
     if parts.build_scheduler is not None:
         state.plans = [parts.build_scheduler(optimizers[0], state.planned_steps)]
-    for optimizer in optimizers:
-        _require_plain_step(optimizer)
     for plan in state.plans:
         plan.resolve(state.planned_steps)
     state.step_plans = [plan for plan in state.plans if plan.interval == "step" and not plan.is_plateau]

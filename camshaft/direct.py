@@ -47,6 +47,8 @@ def direct_parts(
     Raises:
         RecipeError: a setting is no top-level key of a recipe, or is wrong by the rules of one.
     """
+    _require_objects(callbacks, Callback, "callbacks")
+    _require_objects(loggers, Logger, "loggers")
     read = _settings(settings, callbacks)
     return Parts(
         settings=read,
@@ -73,7 +75,26 @@ def _settings(settings: dict[str, Any], callbacks: Mapping[str, Callback | None]
     # As in a recipe: the order of samples follows the seed, wherever it is said.
     followed: dict[str, Any] = {"seed": seed.seed} if isinstance(seed, Seed) and "seed" not in settings else {}
     given = [name for name, callback in callbacks.items() if callback is not None]
-    return dataclasses.replace(read_settings(settings, given, who="camshaft.run"), **followed)
+    # Nothing says that an earlier run was the same: continuing it has to be asked for.
+    read = read_settings({"resume": "never", **settings}, given, who="camshaft.run")
+    return dataclasses.replace(read, **followed)
+
+
+def _require_objects(given: Any, kind: type[Any], argument: str) -> None:
+    """Refuse what cannot be callbacks or loggers by name, such as a list of them or a class."""
+    if not isinstance(given, Mapping):
+        raise RecipeError(
+            f"{argument} is a {type(given).__name__}.",
+            why="Each has a name: the key of its state in checkpoints.",
+            fix="Pass a dict of names and objects.",
+        )
+    for name, value in given.items():
+        if value is not None and not isinstance(value, kind):
+            what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+            raise RecipeError(
+                f"{argument}[{name!r}] is {what}, and no {kind.__name__}.",
+                fix=f"Pass an object of a class derived from camshaft.{kind.__name__}, or None to switch a default off.",
+            )
 
 
 def run_in_processes(module: Module, data: DataModule | None, *, num_processes: int, **given: Any) -> Result:

@@ -77,6 +77,8 @@ def run(
     ``data`` is a DataModule, or a training loader with ``val_data`` and ``test_data`` beside it: plain
     PyTorch loaders, whose batch size is per rank. ``settings`` are the top-level keys of a recipe
     (``max_epochs=10``, ``precision="bf16"``, ``batch_size=64``, ``device="cpu"``, ``runs_dir=...``).
+    Without a recipe nothing says that an earlier run was the same: ``resume`` is "never" here, unless
+    it names the run to continue or is "auto" for the newest of this name that did not finish.
 
     Raises:
         CamshaftError: anything is wrong that could be seen before training; or what training raised.
@@ -274,7 +276,8 @@ def _say_last(assembled: Assembled, keeper: Checkpoint | None, result: Result) -
     if result.run_dir is not None:
         say(f"Run directory: {result.run_dir}")
         if state.store is not None:
-            say(f"Continue it: python -m camshaft.fit {result.run_dir / 'recipe.yaml'} resume={result.run_dir}")
+            command = f"python -m camshaft.fit {result.run_dir / 'recipe.yaml'} resume={result.run_dir}"
+            say(f"Continue it: {command if assembled.parts.recipe else f'camshaft.run(..., resume={str(result.run_dir)!r})'}")
 
 
 def _evaluate(parts: Parts, stage: Stage, checkpoint: str, directory: RunDirectory | None) -> Result:
