@@ -93,7 +93,7 @@ def _require_objects(given: Any, kind: type[Any], argument: str) -> None:
             what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
             raise RecipeError(
                 f"{argument}[{name!r}] is {what}, and no {kind.__name__}.",
-                fix=f"Pass an object of a class derived from camshaft.{kind.__name__}, or None to switch a default off.",
+                fix=f"Pass an object of a subclass of camshaft.{kind.__name__}, or None to switch a default off.",
             )
 
 

@@ -28,8 +28,8 @@ def require_step(module: Module, stage: Stage) -> None:
 
 
 def require_trainable(module: Module) -> None:
-    """Refuse to build an optimizer of nothing."""
-    if not any(parameter.requires_grad for parameter in module.parameters()):
+    """Refuse to build an optimizer of nothing, now or later."""
+    if not module.later_groups and not any(parameter.requires_grad for parameter in module.parameters()):
         raise ModuleError(
             f"{type(module).__name__} has no parameter that asks for a gradient.",
             why="There is nothing for an optimizer to change.",

@@ -276,8 +276,9 @@ def _say_last(assembled: Assembled, keeper: Checkpoint | None, result: Result) -
     if result.run_dir is not None:
         say(f"Run directory: {result.run_dir}")
         if state.store is not None:
+            call = f"camshaft.run(..., resume={str(result.run_dir)!r})"
             command = f"python -m camshaft.fit {result.run_dir / 'recipe.yaml'} resume={result.run_dir}"
-            say(f"Continue it: {command if assembled.parts.recipe else f'camshaft.run(..., resume={str(result.run_dir)!r})'}")
+            say(f"Continue it: {command if assembled.parts.recipe else call}")
 
 
 def _evaluate(parts: Parts, stage: Stage, checkpoint: str, directory: RunDirectory | None) -> Result:
