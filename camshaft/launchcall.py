@@ -19,7 +19,7 @@ from camshaft.worker import end_with_launcher, read_reports, report_error
 if TYPE_CHECKING:
     from camshaft.recipe.settings import Launch
 
-_PROBE_S = 10.0
+_PROBE_S = 5.0
 
 
 def in_processes(function: Callable[..., Any], arguments: Sequence[Any], settings: Launch, count: int) -> Any:

@@ -13,11 +13,14 @@ from camshaft.errors import CheckpointError
 from camshaft.recipe.writing import read_plain
 from camshaft.rundir import RunDirectory
 from camshaft.terminal import say
+from camshaft.worker import was_restarted
 
 # A change below these makes "the same run, continued" untrue: other weights, other samples, another order.
 _BINDING = ("module", "data", "seed", "callbacks.seed")
 # These may change freely: they say how long, where to and how a run goes on, not what it is.
-_FREE = ("resume", "allow_changes", "max_epochs", "max_steps", "max_time", "runs_dir", "name", "launch", "plan", "choices")
+_FREE = (
+    "resume", "allow_changes", "max_epochs", "max_steps", "max_time", "runs_dir", "name", "launch", "plan", "choices",
+)  # fmt: skip
 
 
 def resume(assembled: Assembled, directory: RunDirectory | None) -> None:
@@ -27,10 +30,10 @@ def resume(assembled: Assembled, directory: RunDirectory | None) -> None:
         CheckpointError: the recipe changed in a way that would make it another run; the changes are listed.
     """
     settings, state = assembled.parts.settings, assembled.state
-    if settings.resume == "never" or directory is None or state.store is None:
+    if directory is None or state.store is None or (settings.resume == "never" and not was_restarted()):
         return
     wanted = Path(settings.resume)
-    is_run = settings.resume == "auto" or (wanted / "checkpoints").is_dir()
+    is_run = settings.resume in ("auto", "never") or (wanted / "checkpoints").is_dir()
     found = state.store.latest() if is_run else state.store.resolve(settings.resume)
     if found is None:
         return

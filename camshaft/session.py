@@ -28,7 +28,9 @@ from camshaft.schedule import seconds
 from camshaft.signals import EXIT_CODES, heeding
 from camshaft.state import Stage, State
 from camshaft.step import train_step
+from camshaft.strategies.base import Strategy
 from camshaft.terminal import say
+from camshaft.worker import was_restarted
 
 
 @dataclass(slots=True)
@@ -286,7 +288,7 @@ def _evaluate(parts: Parts, stage: Stage, checkpoint: str, directory: RunDirecto
     assembled = assemble(parts, stage, directory.path if directory is not None else None)
     state, hooks = assembled.state, assembled.hooks
     try:
-        path = find_checkpoint(checkpoint, directory)
+        path = _found_by_main(checkpoint, directory, state.strategy)
         with Reader(path) as reader:
             restore_for_evaluation(state, hooks, reader)
         with loop.session(state, hooks):
@@ -311,6 +313,21 @@ def _require_sources(assembled: Assembled, stage: Stage) -> list[Any]:
             fix="Write val_dataloader, test_dataloader or predict_dataloader.",
         )
     return sources
+
+
+def _found_by_main(wanted: str, directory: RunDirectory | None, strategy: Strategy) -> Path:
+    """Find the checkpoint on the main process, which alone may hold the lock of the directory, for all."""
+    found: Path | CamshaftError | None = None
+    if strategy.is_main:
+        try:
+            found = find_checkpoint(wanted, directory)
+        except CamshaftError as error:
+            found = error
+    found = strategy.broadcast_object(found)
+    if isinstance(found, CamshaftError):
+        raise found
+    assert found is not None
+    return found
 
 
 def find_checkpoint(wanted: str, directory: RunDirectory | None) -> Path:
@@ -365,7 +382,8 @@ def _directory(parts: Parts, stage: Stage) -> tuple[Path | None, str]:
     runs_dir, message = Path(settings.runs_dir), ""
     if stage != "fit":
         return newest_run(runs_dir, name), ""
-    if settings.resume == "auto":
+    # A group that its launcher started again after a failure is the same run.
+    if settings.resume == "auto" or (settings.resume == "never" and was_restarted()):
         path, message = continuable_run(runs_dir, name, parts.recipe)
         if path is not None:
             return path, message

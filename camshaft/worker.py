@@ -47,6 +47,11 @@ def is_launched() -> bool:
     return FOLDER in os.environ
 
 
+def was_restarted() -> bool:
+    """Say whether an elastic launcher started this process in place of one that failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 def end_with_launcher() -> None:
     """Have the system stop this process, as SIGTERM does, when its launcher is killed (on Linux)."""
     if is_launched() and "RANK" in os.environ and sys.platform == "linux":
