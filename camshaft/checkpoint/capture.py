@@ -72,6 +72,9 @@ def save_after(state: State, hooks: Hooks, error: BaseException) -> None:
     """Save what is safe to save after an exception, on a run of one process; never hide the exception."""
     if not state.save_on_exception or state.strategy.world_size > 1 or state.in_update:
         return
+    if isinstance(error, KeyboardInterrupt):
+        # Whoever presses Ctrl-C twice does not want to wait for the disk.
+        return
     if state.progress.step in {state.saved_step, 0}:
         return
     try:
