@@ -163,6 +163,7 @@ class Validation:
     at_start: bool = False
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class State:
     """Everything a running loop and its callbacks share. One per process; slots only.
 
@@ -179,65 +180,48 @@ class State:
         status: "running", then "finished", "stopped", "interrupted", "terminated" or "failed".
     """
 
-    __slots__ = (
-        "accumulate", "at_epoch_end", "callbacks", "control", "data_state", "flight", "in_update", "limits",
-        "loggers", "metrics", "module", "next_poll", "optimizers", "planned_steps", "plans", "precision",
-        "progress", "restored", "run_dir", "save_at_end", "save_in_background", "save_on_exception", "saved",
-        "saved_step", "seed", "signal", "stage", "started", "status", "step_plans", "stop_reason", "store",
-        "strategy", "train_data", "validation", "validation_data", "validation_pending", "values",
-        "weighs_batches",
-    )  # fmt: skip
+    module: Module
+    strategy: Strategy
+    metrics: Metrics = field(kw_only=True)
+    limits: Limits = field(kw_only=True)
+    run_dir: Path | None = field(default=None, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    stage: Stage = field(default="fit", kw_only=True)
+    callbacks: Mapping[str, Callback] = field(default_factory=dict, init=False)
+    loggers: Sinks = field(default_factory=lambda: Sinks({}), init=False)
+    optimizers: list[Optimizer] = field(default_factory=list, init=False)
+    plans: list[Plan] = field(default_factory=list, init=False)
+    step_plans: list[Plan] = field(default_factory=list, init=False)
+    progress: Progress = field(default_factory=Progress, init=False)
+    control: Control = field(default_factory=Control, init=False)
+    precision: str = field(default="fp32", init=False)
+    accumulate: int = field(default=1, init=False)
+    planned_steps: int | None = field(default=None, init=False)
+    weighs_batches: bool = field(default=False, init=False)
+    at_epoch_end: bool = field(default=False, init=False)
+    train_data: Source | None = field(default=None, init=False)
+    validation_data: list[Source] = field(default_factory=list, init=False)
+    validation: Validation = field(default_factory=Validation, init=False)
+    validation_pending: bool = field(default=False, init=False)
+    store: Any = field(default=None, init=False)
+    save_at_end: bool = field(default=False, init=False)
+    save_on_exception: bool = field(default=False, init=False)
+    save_in_background: bool = field(default=False, init=False)
+    saved: Checkpoint | None = field(default=None, init=False)
+    saved_step: int = field(default=-1, init=False)
+    flight: Checkpoint | None = field(default=None, init=False)
+    restored: bool = field(default=False, init=False)
+    in_update: bool = field(default=False, init=False)
+    data_state: Callable[[], dict[str, Any]] | None = field(default=None, init=False)
+    values: dict[str, tuple[float, int]] = field(default_factory=dict, init=False)
+    signal: str | None = field(default=None, init=False)
+    status: str = field(default="running", init=False)
+    stop_reason: str | None = field(default=None, init=False)
+    started: float = field(default_factory=time.monotonic, init=False)
+    next_poll: float = field(default=0.0, init=False)
 
-    def __init__(
-        self,
-        module: Module,
-        strategy: Strategy,
-        *,
-        metrics: Metrics,
-        limits: Limits,
-        run_dir: Path | None = None,
-        seed: int = 0,
-        stage: Stage = "fit",
-    ) -> None:
-        self.module = module
-        self.strategy = strategy
-        self.metrics = metrics
-        self.limits = limits
-        self.run_dir = run_dir
-        self.seed = seed
-        self.stage: Stage = stage
-        self.optimizers: list[Optimizer] = []
-        self.plans: list[Plan] = []
-        self.progress = Progress()
-        self.control = Control()
-        self.callbacks: Mapping[str, Callback] = {}
-        self.loggers = Sinks({})
-        self.precision: str = "fp32"
-        self.accumulate: int = 1
-        self.planned_steps: int | None = None
-        self.step_plans: list[Plan] = []
-        self.weighs_batches = module.overrides("batch_weight")
-        self.at_epoch_end = False
-        self.train_data: Source | None = None
-        self.validation_data: list[Source] = []
-        self.validation: Validation = Validation()
-        self.validation_pending = False
-        self.store: Any = None
-        self.save_at_end = False
-        self.save_on_exception = False
-        self.save_in_background = False
-        self.signal: str | None = None
-        self.saved: Checkpoint | None = None
-        self.flight: Checkpoint | None = None
-        self.next_poll = 0.0
-        self.saved_step = -1
-        self.restored = False
-        self.in_update = False
-        self.data_state: Callable[[], dict[str, Any]] | None = None
-        self.values: dict[str, tuple[float, int]] = {}
-        self.status = "running"
-        self.stop_reason: str | None = None
-        self.started = time.monotonic()
+    def __post_init__(self) -> None:
+        self.weighs_batches = self.module.overrides("batch_weight")
 
     def logged_names(self) -> set[str]:
         """Return every name that was logged so far, whether its value was flushed or not."""
