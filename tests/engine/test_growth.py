@@ -63,7 +63,8 @@ def test_thousands_of_steps_hold_no_more_than_the_first():
     assert tensors_after == tensors_before
 
 
-def test_predictions_are_written_and_let_go(tmp_path):
+def test_predictions_are_written_and_let_go(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     alive, most = weakref.WeakSet(), []
 
     class Predicts(TinyModule):
