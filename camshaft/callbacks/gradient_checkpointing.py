@@ -41,5 +41,8 @@ class GradientCheckpointing(Callback):
                 fix="Use activation_checkpointing, which works on any module.",
             )
         for name in self.names:
-            models[name].gradient_checkpointing_enable({"use_reentrant": False})
-            models[name].config.use_cache = False
+            model = models[name]
+            # Transformers 5 renamed it, and warns of the old name.
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+            model.config.use_cache = False
