@@ -1,6 +1,7 @@
 """Test what is built on camshaft: record events, train tiny modules, start processes, check contracts."""
 
 from camshaft.testing.contracts import check_callback as check_callback
+from camshaft.testing.contracts import check_strategies as check_strategies
 from camshaft.testing.contracts import check_strategy as check_strategy
 from camshaft.testing.processes import run_processes as run_processes
 from camshaft.testing.recorder import Recorder as Recorder
@@ -19,6 +20,7 @@ __all__ = [
     "TinyIterable",
     "TinyModule",
     "check_callback",
+    "check_strategies",
     "check_strategy",
     "run_processes",
     "tiny_run",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +89,42 @@ def check_strategy(
     Raises:
         AssertionError: it does not; the message says which promise is broken.
     """
+    check_strategies({"the strategy": factory}, n, precision=precision, tolerance=tolerance, timeout_s=timeout_s)
+
+
+def check_strategies(
+    factories: Mapping[str, Callable[[], Strategy]],
+    n: int = 1,
+    *,
+    precision: str = "fp32",
+    tolerance: float = 1e-5,
+    timeout_s: float = 120,
+) -> None:
+    """Do as ``check_strategy`` with several, one after another in the same processes.
+
+    Each therefore has to leave them as it found them.
+
+    Raises:
+        AssertionError: one of them breaks a promise; the message names it.
+    """
     expected = drive(Single, None, precision)
     with tempfile.TemporaryDirectory() as place:
-        arguments = (factory, str(Path(place) / "store"), precision)
         # A strategy of several processes leaves traces in the process: it always gets its own.
-        outcomes: list[Driven] = run_processes(n, drive, *arguments, timeout_s=timeout_s)
-    for rank, outcome in enumerate(outcomes):
-        _compare(outcome, expected, f"rank {rank}", tolerance)
+        ranks: list[list[Driven]] = run_processes(n, _drive_all, factories, place, precision, timeout_s=timeout_s)
+    for rank, outcomes in enumerate(ranks):
+        for name, outcome in zip(factories, outcomes, strict=True):
+            _compare(outcome, expected, f"{name}, rank {rank}", tolerance)
+
+
+def _drive_all(factories: Mapping[str, Callable[[], Strategy]], place: str, precision: str) -> list[Driven]:
+    outcomes = []
+    for number, (name, factory) in enumerate(factories.items()):
+        try:
+            outcomes.append(drive(factory, str(Path(place) / str(number)), precision))
+        except Exception as error:
+            error.add_note(f"This was {name}.")
+            raise
+    return outcomes
 
 
 def _compare(found: Driven, expected: Driven, who: str, tolerance: float) -> None:

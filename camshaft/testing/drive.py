@@ -15,6 +15,7 @@ from camshaft.module import Module
 from camshaft.strategies.base import Strategy
 
 _WIDTH, _BATCH, _STEPS = 16, 24, 6
+_NONE = 1000
 
 
 @dataclass(slots=True)
@@ -35,13 +36,19 @@ class _Layers(Module):
         self.middle = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(2))
         self.leave = nn.Linear(_WIDTH, 1)
         self.register_buffer("offset", torch.tensor([0.5]))
+        self.none_on = -1
 
-    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the mean squared error."""
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
+        """Return the mean squared error, or no loss for the batch that was asked for."""
         hidden = self.enter(batch[0]).tanh()
         for layer in self.middle:
             hidden = hidden + layer(hidden).tanh()
-        return mse_loss(self.leave(hidden) + self.offset, batch[1])
+        loss = mse_loss(self.leave(hidden) + self.offset, batch[1])
+        return None if batch_idx == self.none_on else loss
+
+    def tensor_parallel_plan(self) -> dict[str, str]:
+        """Say how layers may be split: some by their outputs, one by its inputs."""
+        return {"enter": "colwise_gather", "middle.0": "colwise_gather", "middle.1": "rowwise_scatter"}
 
 
 def drive(factory: Callable[[], Strategy], store: str | None, precision: str) -> Driven:
@@ -62,6 +69,7 @@ def drive(factory: Callable[[], Strategy], store: str | None, precision: str) ->
         _check_swap(strategy)
         if store is not None:
             _check_restore(strategy, store, precision)
+            module.none_on = _NONE if strategy.data_rank == 0 and strategy.data_world_size > 1 else -1
             _check_none(strategy, precision)
         return outcome
     finally:
@@ -184,11 +192,8 @@ def _check_none(strategy: Strategy, precision: str) -> None:
     strategy.zero_grad()
     strategy.micro_step(sync=True, precision=precision)
     inputs = torch.randn(4, 4)
-    if strategy.data_rank == 0 and strategy.data_world_size > 1:
-        loss = strategy.zero_loss()
-    else:
-        loss = strategy.run("training_step", strategy.to_device((inputs, inputs[:, :1])), 0)
-    strategy.backward(loss)
+    loss = strategy.run("training_step", strategy.to_device((inputs, inputs[:, :1])), _NONE)
+    strategy.backward(strategy.zero_loss() if loss is None else loss)
     strategy.unscale()
     strategy.step()
     strategy.barrier()
