@@ -14,7 +14,7 @@ from camshaft.data import Window, windows
 from camshaft.errors import DataError
 from camshaft.evaluation import evaluate, isolated_streams
 from camshaft.loader import MicroBatch, Position, Source, limit_rounds
-from camshaft.loggers.base import Record
+from camshaft.loggers.base import Record, Sinks
 from camshaft.metrics import missing_metric
 from camshaft.step import train_step
 
@@ -229,8 +229,12 @@ def _poll(state: State) -> None:
 def _check_validation(state: State) -> None:
     """Run a few validation batches before training, so that a mistake there shows now; results are dropped."""
     if state.limits.sanity_batches and state.validation_data and state.validation.schedule is not None:
-        with isolated_streams():
-            evaluate(state, None, "validation_step", state.validation_data, limit=state.limits.sanity_batches)
+        loggers, state.loggers = state.loggers, Sinks({})
+        try:
+            with isolated_streams():
+                evaluate(state, None, "validation_step", state.validation_data, limit=state.limits.sanity_batches)
+        finally:
+            state.loggers = loggers
 
 
 def run_evaluation(

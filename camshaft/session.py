@@ -168,6 +168,7 @@ def _fit(parts: Parts, directory: RunDirectory | None) -> Result:
         resume(assembled, directory)
         _open_loggers(assembled, directory)
         loop.fit(state, hooks, step=step, then=lambda: _test(assembled))
+        state.loggers.log_hparams(dict(state.module.hparams), _newest(state))
     return _finish(assembled, directory)
 
 
@@ -244,15 +245,18 @@ def _test(assembled: Assembled) -> None:
         raise DataError("test is true, and there is no test_dataloader.", fix="Write one, or set test: auto.")
 
 
+def _newest(state: State) -> dict[str, float]:
+    return {name: value for name, (value, _) in state.values.items()}
+
+
 def _finish(assembled: Assembled, directory: RunDirectory | None) -> Result:
     state = assembled.state
-    metrics = {name: value for name, (value, _) in state.values.items()}
+    metrics = _newest(state)
     keeper = next((c for c in state.callbacks.values() if isinstance(c, Checkpoint)), None)
     best = keeper.best if keeper is not None else None
     result = Result(state.status, state.progress.step, metrics, state.run_dir, best, state.module)
     if not state.strategy.is_main:
         return result
-    state.loggers.log_hparams(dict(state.module.hparams), metrics)
     if directory is not None:
         record = {"value": best[0], "step": best[1], "checkpoint": best[2]} if best is not None else None
         named = {"name": keeper.monitor, **record} if record is not None and keeper is not None else None
