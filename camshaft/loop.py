@@ -215,7 +215,7 @@ def _is_done(state: State) -> bool:
 
 
 def _poll(state: State) -> None:
-    """Look, about once a second, at the time limit and for a file ``SAVE`` in the run's directory, which asks to save."""
+    """Look, about once a second, at the time limit, and for a file ``SAVE`` in the run's directory."""
     now = time.monotonic()
     limit = state.limits.max_secs
     if limit is not None and now - state.started > limit:

@@ -53,7 +53,8 @@ class GradientNoiseScale(Callback):
         del window
         self._stop()
         self._sums = []
-        self._hooks = [p.register_hook(self._take) for p in state.module.parameters() if p.requires_grad]
+        trainable: list[Any] = [p for p in state.module.parameters() if p.requires_grad]
+        self._hooks = [p.register_hook(self._take) for p in trainable]
 
     def on_backward(self, state: State, loss: Tensor) -> None:
         """Sum up one micro-batch."""

@@ -121,7 +121,7 @@ def _columns(output: Any) -> dict[str, Any]:
     else:
         named = {"output": output}
     columns = {name: _host(value) for name, value in named.items()}
-    lengths = {len(v) if isinstance(v, list) or getattr(v, "ndim", 0) else -1 for v in columns.values()}
+    lengths = {len(v) if isinstance(v, list) or bool(getattr(v, "ndim", None)) else -1 for v in columns.values()}
     if len(lengths) != 1 or -1 in lengths:
         kinds = {name: type(value).__name__ for name, value in named.items()}
         raise CallbackError(
@@ -167,5 +167,5 @@ def _put_arrays(path: Path, batches: list[dict[str, Any]]) -> None:
         arrays[name] = np.concatenate(columns)
     part = path.with_name(f".{path.name}.part")
     with part.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes a keyword for its own options
     part.replace(path)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from camshaft.callback import Callback
-from camshaft.loader import seed_streams
 from camshaft.sampler import derive_seed
+from camshaft.streams import seed_streams
 
 if TYPE_CHECKING:
     from camshaft.state import Checkpoint, State
