@@ -115,10 +115,8 @@ def _read(returned: Any) -> tuple[list[Optimizer], list[Plan]]:
     if isinstance(returned, Mapping):
         return _read_dict(returned)
     if isinstance(returned, Sequence) and not isinstance(returned, str) and returned:
-        is_pair = len(returned) == len(("optimizers", "schedulers"))
-        if is_pair and all(isinstance(part, (list, tuple)) for part in returned):
-            if returned[0] and all(isinstance(item, Optimizer) for item in returned[0]):
-                return list(returned[0]), [_read_plan(item) for item in returned[1]]
+        if _is_pair(returned):
+            return list(returned[0]), [_read_plan(item) for item in returned[1]]
         if all(isinstance(item, Mapping) for item in returned):
             pairs = [_read_dict(item) for item in returned]
             return [o for pair in pairs for o in pair[0]], [p for pair in pairs for p in pair[1]]
@@ -130,6 +128,13 @@ def _read(returned: Any) -> tuple[list[Optimizer], list[Plan]]:
         fix="Return an optimizer, a list of them, (optimizers, schedulers), or "
         "{'optimizer': optimizer, 'lr_scheduler': {'scheduler': scheduler, 'interval': 'step'}}.",
     )
+
+
+def _is_pair(returned: Sequence[Any]) -> bool:
+    """Say whether it is two lists: optimizers and schedulers."""
+    if len(returned) != len(("optimizers", "schedulers")) or not all(isinstance(p, (list, tuple)) for p in returned):
+        return False
+    return bool(returned[0]) and all(isinstance(item, Optimizer) for item in returned[0])
 
 
 def _read_dict(entry: Mapping[str, Any]) -> tuple[list[Optimizer], list[Plan]]:

@@ -159,7 +159,7 @@ def compare(first: Run, second: Run) -> str:
                 f"  {path}: {before if before is not None else '-'} -> {after if after is not None else '-'}"
                 for path, before, after in changes
             ]
-    return "\n".join(lines if len(lines) > 2 else [*lines, "", "no difference"])  # noqa: PLR2004 - the two names
+    return "\n".join(lines if len(lines) > 2 else [*lines, "", "no difference"])
 
 
 def _recipe(path: Path) -> dict[str, Any]:

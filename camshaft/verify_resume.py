@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         trial = Trial(Path(folder), arguments.recipe, arguments.allow, arguments.save_every, arguments.timeout)
         say(f"Training {arguments.steps} steps without a kill.")
         trial.run("whole", arguments.steps, kills=[])
-        chosen = random.Random(arguments.seed)  # noqa: S311 - moments, not secrets
+        chosen = random.Random(arguments.seed)
         first = min(arguments.save_every + 1, arguments.steps - 1)
         kills = sorted(chosen.randint(first, arguments.steps - 1) for _ in range(arguments.kills))
         say(f"Training them again, killed after step {', '.join(map(str, kills))}.")
@@ -98,7 +98,7 @@ class Trial:
             f"runs_dir={self.folder / name}", "resume=auto", *(f"--allow={entry}" for entry in self.allow),
         ]  # fmt: skip
         with log.open("ab") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)  # noqa: S603
+            process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
             try:
                 return self._watch(process, digest, kill_after, log)
             finally:
@@ -118,7 +118,8 @@ class Trial:
             time.sleep(0.002)
         if process.returncode != 0:
             tail = "\n  ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-            raise CheckpointError(f"the run ended with code {process.returncode}:\n  {tail}", fix="Make it train first.")
+            what = f"the run ended with code {process.returncode}:\n  {tail}"
+            raise CheckpointError(what, fix="Make it train first.")
         return True
 
 

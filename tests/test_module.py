@@ -140,7 +140,9 @@ class Config:
     width: int = 3
 
 
-@pytest.mark.parametrize("value", [Config(), torch.ones(1), torch.nn.Linear(1, 1), {1: 2}, [object()], float("nan"), len])
+@pytest.mark.parametrize(
+    "value", [Config(), torch.ones(1), torch.nn.Linear(1, 1), {1: 2}, [object()], float("nan"), len]
+)
 def test_what_is_no_plain_data_is_refused_by_name(value):
     with pytest.raises(ModuleError, match=r"Net\(rate=...\)"):
         Net(rate=value)
@@ -225,7 +227,7 @@ def test_a_near_name_beside_the_real_step_is_left_alone():
         (lambda self, batch: (batch,), ("b",)),
         (lambda self, batch, batch_idx: (batch, batch_idx), ("b", 3)),
         (lambda self, x, i: (x, i), ("b", 3)),
-        (lambda self, x, i, l: (x, i, l), ("b", 3, 1)),
+        (lambda self, x, i, j: (x, i, j), ("b", 3, 1)),
         (lambda self, batch, batch_idx, dataloader_idx=0: (batch, batch_idx, dataloader_idx), ("b", 3, 1)),
         (lambda self, batch, dataloader_idx=0: (batch, dataloader_idx), ("b", 1)),
         (lambda self, batch, dataloader_idx, batch_idx: (batch, batch_idx, dataloader_idx), ("b", 3, 1)),

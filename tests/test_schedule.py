@@ -44,7 +44,8 @@ def test_intervals_are_read_as_people_write_them(text, expected):
 @pytest.mark.parametrize(
     "wrong",
     [
-        "", "often", "5", "5.5 steps", "-5 steps", "0 steps", 0, -3, True, None, 2.5, "0 s", {}, {"evry": 3}, {"at": []},
+        "", "often", "5", "5.5 steps", "-5 steps", "0 steps", 0, -3, True, None, 2.5, "0 s", {}, {"evry": 3},
+        {"at": []},
         {"at": [0]}, {"at": [-1]}, {"at": "5"}, {"at": [1.5]}, {"at": True}, {"after": -1}, {"after": "2 epochs"},
         {"after": 0}, {"every": "never"},
     ],
@@ -127,10 +128,13 @@ def test_a_schedule_that_is_extended_is_copied():
 
 
 def test_a_schedule_is_written_as_a_recipe_would():
-    assert str(Schedule.parse({"every": "1 epoch", "at": [9, 2], "after": 2})) == "every 1 epoch, at 2, 9, after 2 steps"
+    schedule = Schedule.parse({"every": "1 epoch", "at": [9, 2], "after": 2})
+    assert str(schedule) == "every 1 epoch, at 2, 9, after 2 steps"
 
 
-@pytest.mark.parametrize(("value", "expected"), [(None, None), (5, 5.0), (0.5, 0.5), ("2 h", 7200.0), ("90 min", 5400.0)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, None), (5, 5.0), (0.5, 0.5), ("2 h", 7200.0), ("90 min", 5400.0)]
+)
 def test_lengths_of_time_are_read_in_seconds(value, expected):
     assert seconds(value) == expected
 

@@ -33,10 +33,10 @@ class PredictionWriter(Callback):
 
     def __init__(
         self,
-        dir: str = "predictions",
+        dir: str = "predictions",  # noqa: A002 - the recipe's words
         *,
-        format: Literal["npz", "jsonl"] = "npz",
-        batches_per_file: int = 64,  # noqa: A002 - the recipe's words
+        format: Literal["npz", "jsonl"] = "npz",  # noqa: A002
+        batches_per_file: int = 64,
     ) -> None:
         if format not in ("npz", "jsonl") or batches_per_file < 1:
             raise RecipeError(

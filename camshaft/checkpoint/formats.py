@@ -88,7 +88,7 @@ def header(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]], metadata
     position = 0
     for key, dtype, shape in tensors:
         stored = _STORED_AS.get(dtype, dtype)
-        shape = (*shape, 2) if dtype.is_complex else shape  # noqa: PLW2901
+        shape = (*shape, 2) if dtype.is_complex else shape
         size = math.prod(shape) * stored.itemsize
         table[key] = {"dtype": _CODES[stored], "shape": list(shape), "data_offsets": [position, position + size]}
         position += size
@@ -100,7 +100,7 @@ def header(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]], metadata
 def header_length(start: bytes, *, where: str, size: int) -> int:
     """Return how many bytes the header of a file of ``size`` bytes takes, given its first eight."""
     length = int.from_bytes(start, "little")
-    if len(start) < 8 or not 2 <= length <= min(_MAX_HEADER, size - 8):  # noqa: PLR2004
+    if len(start) < 8 or not 2 <= length <= min(_MAX_HEADER, size - 8):
         raise _damaged(where, "its header length is impossible")
     return length
 

@@ -69,7 +69,7 @@ class Kind:
 
     def _named(self, node: ast.Name | ast.Attribute) -> tuple[str, list[Kind]]:
         name = ast.unparse(node).rpartition(".")[2]
-        if name in _WORDS or name in _LISTS | _DICTS | _ANY or name == "tuple" or self.source is None or self.depth > 8:  # noqa: PLR2004 - aliases of aliases
+        if name in _WORDS or name in _LISTS | _DICTS | _ANY or name == "tuple" or self.source is None or self.depth > 8:
             return name, []
         alias = _alias(node, self.source)
         if alias is None:
@@ -265,7 +265,7 @@ def explain(kind: Kind, value: Any) -> tuple[str, str]:
 
 
 def _is_float(text: str) -> bool:
-    if len(text) > 40:  # noqa: PLR2004 - no number worth reading is longer
+    if len(text) > 40:
         return False
     try:
         float(text)

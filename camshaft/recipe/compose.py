@@ -114,7 +114,7 @@ def _which(target: str) -> str:
 def _turn_on(document: Document) -> None:
     """Read ``ema:`` without a value as ``ema: {}``; switching off is written ``ema: null``."""
     for path in document.bare:
-        if len(path) == 2 and path[0] in ON_WHEN_BARE:  # noqa: PLR2004 - a callback's or logger's key
+        if len(path) == 2 and path[0] in ON_WHEN_BARE:
             document.data[path[0]][path[1]] = {}
 
 
@@ -149,7 +149,7 @@ def _forget(result: Composed, path: Path) -> None:
 
 
 def _apply(result: Composed, text: str, problems: Problems) -> None:
-    origin = Origin(text if len(text) <= 200 else f"{text[:200]}...", 0, "command line")  # noqa: PLR2004 - one line
+    origin = Origin(text if len(text) <= 200 else f"{text[:200]}...", 0, "command line")
     if text.startswith("~"):
         _remove(result, text[1:], origin, problems)
         return
@@ -183,7 +183,7 @@ def _apply(result: Composed, text: str, problems: Problems) -> None:
 def read_path(text: str) -> Path:
     """Read ``a.b.0`` as a path; an empty part makes it empty."""
     parts = text.strip().split(".")
-    if not all(parts) or len(parts) > 32:  # noqa: PLR2004 - deeper than a file may nest
+    if not all(parts) or len(parts) > 32:
         return ()
     return tuple(int(part) if re.fullmatch(r"[0-9]{1,9}", part) else part for part in parts)
 

@@ -182,7 +182,7 @@ def find(path: str, local: str | None, *, depth: int = 0) -> Definition | str | 
     Returns None when the source does not tell (an extension module, a computed name), and the part
     of the path that does not exist as text.
     """
-    if depth > 20:  # noqa: PLR2004 - re-exports that lead nowhere
+    if depth > 20:
         return None
     parts = path.split(".")
     for cut in range(len(parts) - 1, 0, -1):

@@ -258,7 +258,7 @@ def secrets_stay_out(data: dict[str, Any], checker: Checker) -> None:
     """Refuse a key or password written into a recipe; the message does not repeat it."""
     for path, value in _texts(data, ()):
         named = is_secret_argument(str(path[-1])) and not value.startswith("${oc.env:")
-        if looks_secret(value) or (named and len(value) >= 6):  # noqa: PLR2004 - shorter is no secret
+        if looks_secret(value) or (named and len(value) >= 6):
             checker.note(
                 path,
                 f"{dotted(path)} holds a secret.",

@@ -68,7 +68,7 @@ def signature(definition: Definition, local: str | None) -> Signature:
 def _linear(definition: Definition, local: str | None, result: Signature, depth: int) -> list[Definition]:
     """Return the class and its bases, left to right, depth first."""
     order = [definition]
-    if depth > 12 or not isinstance(definition.node, ast.ClassDef):  # noqa: PLR2004 - no honest class is deeper
+    if depth > 12 or not isinstance(definition.node, ast.ClassDef):
         result.all_bases_known = False
         return order
     for base in definition.node.bases:

@@ -226,9 +226,9 @@ class _Reader:
         self.spend(event, 1)
         if event.tag is not None and event.tag != "!":
             raise self.error(event, f"the tag {event.tag[:60]!r} is refused.", why="A recipe holds plain data.")
-        if len(event.value) > 200:  # noqa: PLR2004 - longer than any name
+        if len(event.value) > 200:
             raise self.error(event, f"a key has {len(event.value):,} characters.", fix="Keys are short names.")
-        if event.implicit[0] and _INT.match(event.value) and len(event.value) < 20:  # noqa: PLR2004 - a step
+        if event.implicit[0] and _INT.match(event.value) and len(event.value) < 20:
             return int(event.value.replace("_", ""))
         return str(event.value)
 
@@ -260,7 +260,7 @@ def is_text(text: str) -> bool:
 
 def number(text: str) -> Any:
     """Return the number that unquoted text writes, or the text."""
-    if len(text) > 40:  # noqa: PLR2004 - no number worth reading is longer
+    if len(text) > 40:
         return text
     plain = text.replace("_", "")
     if _INT.match(text):

@@ -84,7 +84,7 @@ def allowed(allow: Iterable[str], folder: str | None) -> Allowed:
 
 def refusal(path: str, allow: Allowed) -> tuple[str, str] | None:
     """Return why a dotted path may not be imported and how to allow it; None when it may."""
-    if not _PATH.match(path) or len(path) > 200:  # noqa: PLR2004 - longer than any class
+    if not _PATH.match(path) or len(path) > 200:
         return (
             "A class is named by a dotted path whose parts are public names.",
             "Write for example my_project.models.Net.",

@@ -332,7 +332,7 @@ def _quieten() -> None:
 
 def _require_deepspeed() -> None:
     try:
-        import deepspeed  # noqa: F401
+        import deepspeed
     except ImportError as error:
         raise StrategyError(
             "strategy deepspeed cannot import deepspeed.",
