@@ -179,7 +179,7 @@ def _set_up(data: DataModule | None, strategy: Strategy, stage: Stage) -> None:
     if strategy.local_rank == 0:
         try:
             data.prepare_data()
-        except Exception as caught:
+        except Exception as caught:  # noqa: BLE001 - raised below, on every rank, instead of a hang
             error = caught
     if strategy.any(error is not None):
         raise error or DataError("prepare_data failed on another rank.", fix="Its traceback is above.")

@@ -75,14 +75,14 @@ class Rewind:
     def __init__(self, state: State) -> None:
         self._state = state
         self._micro_step = state.progress.micro_step
-        self._streams = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+        self._streams = (random.getstate(), np.random.get_state(), torch.get_rng_state())  # noqa: NPY002
         self._cuda = torch.cuda.get_rng_state() if state.strategy.device.type == "cuda" else None
         self._buffers = [(buffer, buffer.clone()) for buffer in state.module.buffers()]
         tables = (state.metrics.step, state.metrics.epoch)
         self._series = [(series, _copied(series)) for table in tables for series in table.series.values()]
         found: list[Any] = [m for m in state.module.modules() if hasattr(m, "_copy_state_dict")]
         self._objects: list[tuple[Any, Any, int]] = [
-            (metric, metric._copy_state_dict(), metric._update_count)
+            (metric, metric._copy_state_dict(), metric._update_count)  # noqa: SLF001 - torchmetrics has no public way
             for metric in found
         ]
 
@@ -91,7 +91,7 @@ class Rewind:
         state = self._state
         state.progress.micro_step = self._micro_step
         random.setstate(self._streams[0])
-        np.random.set_state(self._streams[1])
+        np.random.set_state(self._streams[1])  # noqa: NPY002
         torch.set_rng_state(self._streams[2])
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda)
@@ -109,7 +109,7 @@ class Rewind:
         for metric, values, count in self._objects:
             for name, value in values.items():
                 setattr(metric, name, value)
-            metric._update_count, metric._computed = count, None
+            metric._update_count, metric._computed = count, None  # noqa: SLF001
 
 
 def _copied(series: Series) -> tuple[Any, ...]:

@@ -81,7 +81,7 @@ class Observed:
 def is_compiled(module: nn.Module) -> bool:
     """Say whether a module, a layer of it or its step was handed to ``torch.compile``."""
     return "training_step" in module.__dict__ or any(
-        m._compiled_call_impl is not None
+        m._compiled_call_impl is not None  # noqa: SLF001 - torch has no public way to ask
         for m in module.modules()
     )
 

@@ -90,11 +90,11 @@ def evaluating(module: Module) -> Iterator[None]:
 @contextmanager
 def isolated_streams() -> Iterator[None]:
     """Give the random streams of python, numpy and torch back as they were."""
-    python, numpy_state = random.getstate(), np.random.get_state()
+    python, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 - the stream user code draws from
     with torch.random.fork_rng():
         yield
     random.setstate(python)
-    np.random.set_state(numpy_state)
+    np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 @contextmanager
@@ -103,12 +103,12 @@ def _unchanged_metrics(module: Module, *, active: bool) -> Iterator[None]:
     if not active:
         yield
         return
-    kept = [(metric, metric._copy_state_dict(), metric._update_count) for metric in _metric_objects(module)]
+    kept = [(metric, metric._copy_state_dict(), metric._update_count) for metric in _metric_objects(module)]  # noqa: SLF001
     yield
     for metric, values, count in kept:
         for name, value in values.items():
             setattr(metric, name, value)
-        metric._update_count, metric._computed = count, None
+        metric._update_count, metric._computed = count, None  # noqa: SLF001 - torchmetrics has no public undo
 
 
 def _reset_metrics(module: Module) -> None:

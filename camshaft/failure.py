@@ -38,7 +38,7 @@ def choose_first(reports: Mapping[int, Report], dead: Mapping[int, int]) -> tupl
 def say_first(reports: Mapping[int, Report], dead: Mapping[int, int]) -> int:
     """Print how the first failing rank ended, and return the exit code of the run."""
     text, code = tell(reports, dead)
-    print(text, file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - the launching terminal is where a failure is read
     return code
 
 

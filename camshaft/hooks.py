@@ -89,7 +89,7 @@ class Hooks(Callback):
         def guarded(*args: Any) -> Any:
             try:
                 return call(*args)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - that is what the user asked for
                 self.remove(callback)
                 told = f"{type(error).__name__}: {error}"
                 warnings.warn(
@@ -137,7 +137,7 @@ def _all_of(calls: Sequence[_Listener]) -> _Listener:
         for call in calls:
             try:
                 call(*args)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - raised below, after the others had their turn
                 first = first or error
         if first is not None:
             raise first

@@ -134,7 +134,7 @@ def requeue() -> None:
     job = os.environ.get("SLURM_JOB_ID")
     if job is not None:
         # SLURM's own command, wherever it is installed, with a number that SLURM set.
-        subprocess.run(["scontrol", "requeue", job], check=False)
+        subprocess.run(["scontrol", "requeue", job], check=False)  # noqa: S603, S607
 
 
 def configure(settings: Launch, count: int, folder: Path) -> LaunchConfig:

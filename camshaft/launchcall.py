@@ -52,7 +52,7 @@ def in_processes(function: Callable[..., Any], arguments: Sequence[Any], setting
                 kind, what, why, fix = first.error
                 raise getattr(errors, kind, CamshaftError)(what, why=why, fix=fix) from None
             raise StrategyError(tell(reports, dead)[0]) from None
-    return pickle.loads(results[0])
+    return pickle.loads(results[0])  # noqa: S301 - from a process of our own
 
 
 def _child(function: Callable[..., Any], given: Any, threads: int) -> bytes:
@@ -61,7 +61,7 @@ def _child(function: Callable[..., Any], given: Any, threads: int) -> bytes:
     torch.set_num_threads(threads)
     end_with_launcher()
     try:
-        arguments = pickle.loads(given) if isinstance(given, bytes) else given
+        arguments = pickle.loads(given) if isinstance(given, bytes) else given  # noqa: S301 - from our own parent
         return pickle.dumps(function(*arguments))
     except BaseException as error:
         report_error(error, 2 if isinstance(error, CamshaftError) else 1)

@@ -44,7 +44,7 @@ def overrides_of(path: str, recipe: Recipe) -> list[str]:
     adopted = read_accelerate_config(path, said_by(recipe))
     if os.environ.get("RANK", "0") == "0" and not is_launched():
         for note in adopted.notes:
-            print(f"{path}: {note}.", file=sys.stderr)
+            print(f"{path}: {note}.", file=sys.stderr)  # noqa: T201 - an ignored key is never silent
     return [f"{name}={json.dumps(value)}" for name, value in adopted.values.items()]
 
 

@@ -89,6 +89,6 @@ def _by_device(gradients: Sequence[Tensor]) -> Iterable[list[Tensor]]:
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-        local = local._values() if local.is_sparse else local
+        local = local._values() if local.is_sparse else local  # noqa: SLF001 - as GradScaler reaches sparse gradients
         groups.setdefault((local.device, local.dtype), []).append(local)
     return groups.values()

@@ -185,7 +185,7 @@ def _step(state: State) -> Any:
         return own[0].train_step
     if state.module.automatic_optimization:
         return train_step
-    return state.module._attached.driver  # type: ignore[attr-defined]
+    return state.module._attached.driver  # type: ignore[attr-defined]  # noqa: SLF001 - the link of this very run
 
 
 @contextmanager

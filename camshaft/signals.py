@@ -31,7 +31,7 @@ def heeding(state: State) -> Iterator[None]:
         if state.signal == "interrupted":
             raise KeyboardInterrupt
         _ask(state, "interrupted", "Ctrl-C")
-        print("\nFinishing this step, then saving. Ctrl-C again stops at once.", file=sys.stderr, flush=True)
+        print("\nFinishing this step, then saving. Ctrl-C again stops at once.", file=sys.stderr, flush=True)  # noqa: T201
 
     def terminate(number: int, frame: FrameType | None) -> None:
         _ask(state, "terminated", signal.Signals(number).name)

@@ -16,7 +16,7 @@ HostStreams: TypeAlias = tuple[Any, Any, torch.Tensor]
 def seed_streams(seed: int) -> None:
     """Seed the global streams of python, numpy and torch (all devices) of this process."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global stream is what user code draws from
     torch.manual_seed(seed)
 
 
@@ -37,7 +37,7 @@ class OwnStreams:
         outer = _read()
         if self._own is None:
             random.seed(self._seed)
-            np.random.seed(self._seed % 2**32)
+            np.random.seed(self._seed % 2**32)  # noqa: NPY002
             torch.default_generator.manual_seed(self._seed)
         else:
             _write(self._own)
@@ -59,10 +59,10 @@ class OwnStreams:
 
 
 def _read() -> HostStreams:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
 
 
 def _write(streams: HostStreams) -> None:
     random.setstate(streams[0])
-    np.random.set_state(streams[1])
+    np.random.set_state(streams[1])  # noqa: NPY002
     torch.set_rng_state(streams[2])

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         trial = Trial(Path(folder), arguments.recipe, arguments.allow, arguments.save_every, arguments.timeout)
         say(f"Training {arguments.steps} steps without a kill.")
         trial.run("whole", arguments.steps, kills=[])
-        chosen = random.Random(arguments.seed)
+        chosen = random.Random(arguments.seed)  # noqa: S311 - moments, not secrets
         first = min(arguments.save_every + 1, arguments.steps - 1)
         kills = sorted(chosen.randint(first, arguments.steps - 1) for _ in range(arguments.kills))
         say(f"Training them again, killed after step {', '.join(map(str, kills))}.")
@@ -98,7 +98,7 @@ class Trial:
             f"runs_dir={self.folder / name}", "resume=auto", *(f"--allow={entry}" for entry in self.allow),
         ]  # fmt: skip
         with log.open("ab") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+            process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)  # noqa: S603
             try:
                 return self._watch(process, digest, kill_after, log)
             finally:

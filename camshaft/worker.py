@@ -76,7 +76,7 @@ def report_stall(text: str, progress: int, *, waits: bool) -> None:
     """Hand the stacks of a process that makes no progress to the launcher, or print them."""
     _write_elastic("Stalled", text, text)
     if not _write(Report(_rank(), 1, text, stalled=True, waits=waits, progress=progress, at=time.time())):
-        print(f"rank {_rank()}: {text}", file=sys.stderr, flush=True)
+        print(f"rank {_rank()}: {text}", file=sys.stderr, flush=True)  # noqa: T201 - there is nobody else to say it
 
 
 def end(code: int) -> NoReturn:

@@ -41,7 +41,7 @@ class Mixup(Callback):
         """Return the mixture."""
         inputs, labels, rest = _parts(batch)
         seed = derive_seed(state.seed, "mixup", state.strategy.data_rank, state.progress.micro_step)
-        weight = random.Random(seed).betavariate(self.alpha, self.alpha)
+        weight = random.Random(seed).betavariate(self.alpha, self.alpha)  # noqa: S311 - not for secrets
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(inputs.device)
         targets = one_hot(labels, self.num_classes).to(inputs.dtype)
         mixed = (torch.lerp(inputs[order], inputs, weight), torch.lerp(targets[order], targets, weight), *rest)

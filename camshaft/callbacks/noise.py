@@ -79,7 +79,7 @@ class GradientNoiseScale(Callback):
         own = torch.stack([torch.as_tensor(sum(column), dtype=torch.float64, device=device) for column in columns])
         squares, inverses, count, total = state.strategy.reduce_data(own).unbind()
         small, inverse = squares * (total / world) ** 2 / count, inverses / count
-        large = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+        large = torch.stack(torch._foreach_norm(gradients)).double().square().sum()  # noqa: SLF001 - one call for all
         noise = (small - large) / (inverse - 1 / total)
         self._log(state, torch.stack([noise, large - noise / total]))
 

@@ -74,7 +74,7 @@ class Flight(Generic[T]):
     def _run(self, act: Callable[[threading.Event], T]) -> None:
         try:
             self._results.append(act(self._stop))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001, kept for `result`
             self._error = error
 
 

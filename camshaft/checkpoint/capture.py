@@ -79,7 +79,7 @@ def save_after(state: State, hooks: Hooks, error: BaseException) -> None:
         return
     try:
         save(state, hooks, "exception", exact=False)
-    except Exception as second:
+    except Exception as second:  # noqa: BLE001 - the first exception is what the user must see
         warnings.warn(f"nothing could be saved after {type(error).__name__}: {second}", stacklevel=2)
 
 
@@ -188,7 +188,7 @@ def load_weights(state: State, reader: Reader) -> None:
 def capture_streams() -> dict[str, Any]:
     """Return the state of python's and numpy's global streams as JSON."""
     version, internal, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state()
+    kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - the stream user code draws from
     return {
         "python": [version, list(internal), gauss],
         "numpy": [str(kind), [int(k) for k in keys], int(position), int(has_gauss), float(cached)],
@@ -225,7 +225,7 @@ def restore_streams(state: State, reader: Reader) -> None:
     version, internal, gauss = saved["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, position, has_gauss, cached = saved["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))  # noqa: NPY002
     tensors = reader.rank_tensors(rank)
     for name in stream_tensors():
         if name not in tensors:

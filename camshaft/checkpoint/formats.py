@@ -88,7 +88,7 @@ def header(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]], metadata
     position = 0
     for key, dtype, shape in tensors:
         stored = _STORED_AS.get(dtype, dtype)
-        shape = (*shape, 2) if dtype.is_complex else shape
+        shape = (*shape, 2) if dtype.is_complex else shape  # noqa: PLW2901
         size = math.prod(shape) * stored.itemsize
         table[key] = {"dtype": _CODES[stored], "shape": list(shape), "data_offsets": [position, position + size]}
         position += size

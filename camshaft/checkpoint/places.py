@@ -217,7 +217,7 @@ def split_location(location: Location) -> tuple[Place, str]:
     if "://" in str(location):
         parent, _, name = str(location).rstrip("/").rpartition("/")
         return place_of(parent), name
-    path = Path(os.path.abspath(location))
+    path = Path(os.path.abspath(location))  # noqa: PTH100, resolve() would follow a link that the user put there
     return place_of(path.parent), path.name
 
 

@@ -350,7 +350,7 @@ class Store:
         result: T | None = None
         try:
             result = act()
-        except Exception as caught:
+        except Exception as caught:  # noqa: BLE001, told to all ranks and raised below
             error = caught
         told_by = cast(
             "list[tuple[str | None, T]]", peers.gather_objects((None if error is None else str(error), result))

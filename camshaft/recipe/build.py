@@ -186,7 +186,7 @@ def _call(recipe: Recipe, cls: type[Any], arguments: dict[str, Any], path: Path)
             raise RecipeError(f"{cls.__name__} could not be built: {type(error).__name__}: {error}") from error
 
 
-class _located:
+class _located:  # noqa: N801 - reads as the statement it is
     """Say where in the recipe an error arose."""
 
     def __init__(self, recipe: Recipe, path: Path) -> None:

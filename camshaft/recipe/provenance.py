@@ -79,7 +79,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     try:
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603 - git, with arguments of our own
             command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False, env=environment
         )
     except (OSError, subprocess.SubprocessError):

@@ -3,7 +3,7 @@
 The checker, the JSON schema and the documentation are generated from ``Settings``.
 """
 
-
+# ruff: noqa: RUF009 - setting() returns a field, it is no default
 from __future__ import annotations
 
 import dataclasses

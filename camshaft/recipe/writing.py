@@ -33,4 +33,4 @@ def to_yaml(data: Any) -> str:
 
 def read_plain(text: str) -> Any:
     """Read what ``to_yaml`` wrote as plain data, without checking it."""
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - a safe loader

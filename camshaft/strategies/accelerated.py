@@ -252,7 +252,7 @@ class Accelerated(Strategy):
                 )
             if self.rank == 0:
                 settings = sorted(name for name in os.environ if name.startswith(prefix))
-                print(
+                print(  # noqa: T201 - what has no effect is never silent
                     f"{', '.join(settings)} of the launcher have no effect: the recipe's strategy has. "
                     "--accelerate-config FILE adopts a file of accelerate config.",
                     file=sys.stderr,

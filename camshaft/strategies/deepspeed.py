@@ -332,7 +332,7 @@ def _quieten() -> None:
 
 def _require_deepspeed() -> None:
     try:
-        import deepspeed
+        import deepspeed  # noqa: F401
     except ImportError as error:
         raise StrategyError(
             "strategy deepspeed cannot import deepspeed.",

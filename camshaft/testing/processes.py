@@ -16,7 +16,7 @@ from typing import Any
 _GRACE_S = 2.0
 
 
-class _Remote(Exception):
+class _Remote(Exception):  # noqa: N818 - it is shown as the cause of the real error
     """Show the traceback that a process printed."""
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ def _collect(pipes: list[Connection], deadline: float, timeout_s: float) -> list
             assert isinstance(pipe, Connection)
             rank = open_pipes.pop(pipe)
             try:
-                outcome, value, trace = pickle.loads(pipe.recv_bytes())
+                outcome, value, trace = pickle.loads(pipe.recv_bytes())  # noqa: S301 - from a process of our own
             except EOFError:
                 raise RuntimeError(f"rank {rank} ended without a result, as after a signal or os._exit") from None
             if outcome == "raised":
@@ -80,9 +80,9 @@ def _child(rank: int, n: int, port: int, payload: bytes, sending: Connection) ->
 
     torch.set_num_threads(1)
     try:
-        fn, args = pickle.loads(payload)
+        fn, args = pickle.loads(payload)  # noqa: S301 - from the process that started this one
         message = pickle.dumps(("returned", fn(*args), ""))
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - raised again by the process that waits for this one
         message = _failure(error)
     sending.send_bytes(message)
     sending.close()
@@ -92,8 +92,8 @@ def _failure(error: BaseException) -> bytes:
     trace = "".join(traceback.format_exception(error))
     try:
         message = pickle.dumps(("raised", error, trace))
-        pickle.loads(message)
-    except Exception:
+        pickle.loads(message)  # noqa: S301 - some exceptions can be written and not read
+    except Exception:  # noqa: BLE001 - any such exception travels as text
         return pickle.dumps(("raised", RuntimeError(f"{type(error).__name__}: {error}"), trace))
     return message
 
