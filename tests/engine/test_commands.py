@@ -231,13 +231,12 @@ def wait_for(process, text, folder):
 
 
 def interrupted(folder, name, presses, *arguments):
-    """Interrupt a slow run ``presses`` times; return its directory, what it printed and how long it took to end."""
+    """Interrupt a slow run ``presses`` times; return its directory and what it printed."""
     process = start(
         folder, "fit", "--trust", f"name={name}", "log_every=1", "callbacks.stop=null", "max_epochs=100", *arguments
     )
     try:
         wait_for(process, f'"step": {presses}', folder / "runs" / name)
-        began = time.monotonic()
         for press in range(presses):
             process.send_signal(signal.SIGINT)
             time.sleep(0.3 if press + 1 < presses else 0)
@@ -245,11 +244,11 @@ def interrupted(folder, name, presses, *arguments):
     finally:
         process.kill()
     assert process.returncode == 130, out + err
-    return next((folder / "runs" / name).iterdir()), out + err, time.monotonic() - began
+    return next((folder / "runs" / name).iterdir()), out + err
 
 
 def test_ctrl_c_once_finishes_the_step_saves_and_returns(project):
-    run_dir, printed, _ = interrupted(project, "once", 1, "+module.slow_s=0.05")
+    run_dir, printed = interrupted(project, "once", 1, "+module.slow_s=0.05")
     assert "Finishing this step, then saving. Ctrl-C again stops at once." in printed
     step = json.loads((run_dir / "status.json").read_text())["step"]
     assert f"Interrupted after {step} steps, 0 epochs (Ctrl-C was received)." in printed
@@ -260,11 +259,11 @@ def test_ctrl_c_once_finishes_the_step_saves_and_returns(project):
 
 def test_ctrl_c_twice_stops_at_once_and_leaves_nothing_half_written(project):
     # A step takes 2.5 s here, so the run is inside the third, with the first saved and the second not.
-    run_dir, printed, seconds = interrupted(
+    run_dir, printed = interrupted(
         project, "twice", 2, "+module.slow_s=2.5", "limit_validation_batches=0", "checkpoint.every={at: [1]}"
     )
-    assert seconds < 2.3, "it did not wait for the step"
-    assert json.loads((run_dir / "status.json").read_text())["state"] == "interrupted"
+    status = json.loads((run_dir / "status.json").read_text())
+    assert (status["state"], status["step"]) == ("interrupted", 2), "it did not wait for the step"
     store = Store(run_dir / "checkpoints")
     assert [(entry.manifest.step, entry.manifest.exact) for entry in store.checkpoints()] == [(1, True)]
     assert store.latest() is not None, "whole, with every hash as written"
