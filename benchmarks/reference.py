@@ -89,6 +89,7 @@ def _time_engine(module: nn.Module, stream: Iterator[Batch], lr: float, stage: i
     config = {
         "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage}, "steps_per_print": 2**31,
         "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 0.0,  # DeepSpeed clips unless told not to
     }  # fmt: skip
     engine, *_ = deepspeed.initialize(model=_Loss(module), optimizer=adamw(module, lr), config=config)
     dist.barrier()
