@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from camshaft.recipe import load
+
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 
@@ -46,8 +48,9 @@ def test_a_recipe_is_short_and_opens_with_what_it_shows(recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
 def test_a_recipe_trains_three_steps(recipe, tmp_path):
-    # A warm-up has to be shorter than the run.
-    short = ["scheduler.warmup_steps=1"] if "warmup_steps" in recipe.read_text() else []
+    # A warm-up has to be shorter than the run, and validation has to come within it.
+    scheduler = load(str(recipe), inspect=True).config.get("scheduler") or {}
+    short = ["validate=1 epoch", *(["scheduler.warmup_steps=1"] if "warmup_steps" in scheduler else [])]
     command("fit", recipe, "max_steps=3", f"runs_dir={tmp_path}", *short)
     assert list(tmp_path.rglob("events.out.tfevents.*"))
 
