@@ -66,7 +66,6 @@ OPTIMIZERS = {
     "nadam": "torch.optim.nadam.NAdam",
     "radam": "torch.optim.radam.RAdam",
     "adamw8bit": "camshaft.eightbit.AdamW8bit",
-    "lbfgs": "torch.optim.lbfgs.LBFGS",
 }
 
 SCHEDULERS = {
