@@ -15,6 +15,12 @@ def batch_size_of(batch: Any) -> int:
 
     Without such a tensor it is the length of the first list of other things, such as texts; else 1.
     """
+    first = batch
+    while type(first) in (tuple, list) and first:
+        first = first[0]
+    # The common batch, (inputs, targets), without a search: this runs every micro-batch.
+    if type(first) is Tensor and first.ndim:
+        return first.size(0) or _listed(batch) or 1
     return _leading(batch) or _listed(batch) or 1
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from camshaft.errors import DataError
 from camshaft.loader import MicroBatch
@@ -70,49 +71,54 @@ class Window:
     is_last: bool
 
 
+class Accumulates(Protocol):
+    """Whoever says how many micro-batches the next window has."""
+
+    accumulate: int
+
+
 def windows(
-    batches: Iterator[MicroBatch], accumulate: Callable[[], int], *, first: int = 0, remaining: int | None = None
+    batches: Iterator[MicroBatch], knobs: Accumulates, *, first: int = 0, remaining: int | None = None
 ) -> Iterator[Window]:
-    """Yield windows of ``accumulate()`` micro-batches; the last may be shorter.
+    """Yield windows of ``knobs.accumulate`` micro-batches, asked anew for each; the last may be shorter.
 
     With ``remaining`` known nothing is read ahead of the window that is handed out, so that data
     drawn from the global random stream is drawn in the same order as in a resumed run. Without it
     one micro-batch is read ahead, to know where the epoch ends.
     """
-    ahead = next(batches, None) if remaining is None else None
     index = first
-    while remaining is None or remaining > 0:
-        window = Window([], [], 0, index, is_last=False)
-        for _ in range(_checked(accumulate())):
-            if remaining is None:
-                current, ahead = ahead, next(batches, None) if ahead is not None else None
-            elif remaining > 0:
-                current = next(batches, None)
-                if current is None:
-                    raise _too_short(index + len(window.batches), remaining)
-                remaining -= 1
-            else:
-                current = None
-            if current is None:
-                break
-            window.batches.append(current.data)
-            window.samples.append(current.samples)
-            window.total += current.total
-        if not window.batches:
-            return
-        index += len(window.batches)
-        window.is_last = ahead is None if remaining is None else remaining <= 0
-        yield window
+    head = next(batches, None) if remaining is None else None
+    while head is not None or remaining:
+        count = knobs.accumulate if remaining is None else min(knobs.accumulate, remaining)
+        if count < 1:
+            raise _no_micro_batch(count)
+        taken: list[Any] = [head if remaining is None else next(batches, None)]
+        if count > 1:
+            taken.extend(itertools.islice(batches, count - 1))
+        if remaining is None:
+            head = next(batches, None)
+        elif taken[0] is None or len(taken) < count:
+            held = 0 if taken[0] is None else len(taken)
+            raise _too_short(index + held, remaining - held)
+        else:
+            remaining -= count
+        yield _window(taken, index, is_last=head is None and not remaining)
+        index += len(taken)
 
 
-def _checked(accumulate: int) -> int:
-    if accumulate < 1:
-        raise DataError(
-            f"accumulate is {accumulate}.",
-            why="A step without a micro-batch has no gradient.",
-            fix="Accumulate over 1 or more micro-batches.",
-        )
-    return accumulate
+def _window(taken: list[MicroBatch], first: int, *, is_last: bool) -> Window:
+    if len(taken) == 1:
+        only = taken[0]
+        return Window([only.data], [only.samples], only.total, first, is_last)
+    return Window([m.data for m in taken], [m.samples for m in taken], sum(m.total for m in taken), first, is_last)
+
+
+def _no_micro_batch(accumulate: int) -> DataError:
+    return DataError(
+        f"accumulate is {accumulate}.",
+        why="A step without a micro-batch has no gradient.",
+        fix="Accumulate over 1 or more micro-batches.",
+    )
 
 
 def _too_short(count: int, missing: int) -> DataError:

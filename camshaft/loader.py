@@ -229,6 +229,11 @@ class StreamSource:
         batches = self._begin(epoch, position)
         for _ in itertools.islice(batches, position.batches):
             pass
+        if placement.world_size == 1:
+            for data in batches:
+                count = batch_size_of(data)
+                yield MicroBatch(data, count, count)
+            return
         while True:
             turn = list(itertools.islice(batches, placement.world_size))
             if not turn:

@@ -64,20 +64,25 @@ def session(state: State, hooks: Hooks) -> Iterator[None]:
 
 def train_epoch(state: State, hooks: Hooks, step: Step = train_step) -> None:
     """Train the rest of the running epoch, from the data position on."""
-    progress, source = state.progress, state.train_data
+    progress, control, source = state.progress, state.control, state.train_data
     assert source is not None
     if progress.epoch_batches == 0:
         hooks.on_epoch_start(state)
     epoch = 0 if state.limits.overfit else progress.epoch
     batches, remaining = _rest_of_epoch(state, source, epoch)
     is_empty = True
-    for window in windows(batches, lambda: state.accumulate, first=progress.epoch_batches, remaining=remaining):
+    for window in windows(batches, state, first=progress.epoch_batches, remaining=remaining):
         is_empty = False
         state.at_epoch_end = window.is_last
         took = step(state, window, hooks)
         progress.epoch_samples += window.total
         progress.epoch_batches += len(window.batches)
-        if boundary(state, hooks, took=took):
+        if (
+            window.is_last
+            or progress.step + progress.skipped_steps >= state.quiet_until
+            or control.stopping or control.saving or control.validating
+            or time.monotonic() > state.next_poll
+        ) and boundary(state, hooks, took=took):  # fmt: skip
             return
     if is_empty:
         raise DataError(
@@ -109,10 +114,9 @@ def boundary(state: State, hooks: Hooks, *, took: bool) -> bool:
     its own weights. After a skipped step nothing is due but the epoch's end and what was asked for.
     """
     progress, control, schedule = state.progress, state.control, state.validation.schedule
-    epoch_end = state.at_epoch_end
-    if time.monotonic() > state.next_poll:
-        _poll(state)
-    acting = exchange(state, progress.step + progress.skipped_steps)
+    epoch_end, count = state.at_epoch_end, progress.step + progress.skipped_steps
+    _poll(state)
+    acting = exchange(state, count)
     if acting & VALIDATE or (
         schedule is not None and (took or epoch_end) and schedule.due(progress, epoch_end=epoch_end)
     ):
@@ -137,7 +141,21 @@ def boundary(state: State, hooks: Hooks, *, took: bool) -> bool:
     if acting & STOP and state.status == "running":
         state.status = state.signal or "stopped"
         state.stop_reason = control.stopping.reason if control.stopping is not None else "another rank asked"
+    state.quiet_until = count + _quiet_steps(state, count)
     return done
+
+
+def _quiet_steps(state: State, count: int) -> int:
+    """Return how many steps, counting skipped ones, until a boundary may have more to do than look at its requests."""
+    step, limits = state.progress.step, state.limits
+    quiet = limits.log_every - step % limits.log_every
+    if limits.max_steps is not None:
+        quiet = min(quiet, limits.max_steps - step)
+    if state.validation.schedule is not None:
+        quiet = min(quiet, state.validation.schedule.quiet_steps(step))
+    if state.strategy.world_size > 1:
+        quiet = min(quiet, limits.agree_every - count % limits.agree_every)
+    return quiet if state.flight is None else min(quiet, 1)
 
 
 def validate(state: State, hooks: Hooks) -> dict[str, float] | None:
@@ -217,6 +235,8 @@ def _is_done(state: State) -> bool:
 def _poll(state: State) -> None:
     """Look, about once a second, at the time limit, and for a file ``SAVE`` in the run's directory."""
     now = time.monotonic()
+    if now < state.next_poll:
+        return
     limit = state.limits.max_secs
     if limit is not None and now - state.started > limit:
         state.control.stop(f"max_time of {limit:g} s is over")

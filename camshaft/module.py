@@ -292,7 +292,9 @@ _SHORT = {
 
 
 def bind_step(module: Module, name: str) -> Any:
-    """Return ``step(batch, batch_idx, dataloader_idx)`` that passes only what the user's method takes.
+    """Return ``step(batch, *indices)`` that passes only what the user's method takes.
+
+    ``training_step`` is called with the batch's index, the others with their loader's index too.
 
     Raises:
         ModuleError: the method takes more than a batch, its index and its loader's index.
@@ -312,6 +314,9 @@ def bind_step(module: Module, name: str) -> Any:
             why="A step gets a batch, its index, and the index of its loader.",
             fix=f"Write 'def {name}(self, batch)', and after it, if wanted, 'batch_idx' and 'dataloader_idx'.",
         )
+    if name == "training_step" and sources == [0] and len(positional) == len(("batch", "batch_idx")):
+        # As it is: a call less in every step.
+        return method
     if [p.name for p in positional[1:]] == [p.name for p in taken]:
         return _by_position(method, sources)
     keys = [p.name for p in taken]

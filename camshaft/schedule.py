@@ -14,6 +14,7 @@ from camshaft.errors import RecipeError
 ScheduleLike: TypeAlias = "Schedule | str | int | Mapping[str, object]"
 
 _INTERVAL = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*$")
+_NEVER = 1 << 62
 _STEPS = {"step", "steps"}
 _EPOCHS = {"epoch", "epochs"}
 _SECONDS = {
@@ -139,6 +140,15 @@ class Schedule:
         if self.every_epochs is not None and epoch_end and (clock.epoch + 1) % self.every_epochs == 0:
             return True
         return self.every_secs is not None and self._time_is_up()
+
+    def quiet_steps(self, step: int) -> int:
+        """Return how many more updates it takes before this may be due, the end of an epoch apart."""
+        if self.every_secs is not None:
+            return 1
+        coming = [listed - step for listed in self.at if listed > step]
+        if self.every_steps is not None:
+            coming.append(self.every_steps - step % self.every_steps)
+        return max(min(coming, default=_NEVER), self.after - step, 1)
 
     @property
     def is_same_on_all_ranks(self) -> bool:

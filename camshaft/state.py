@@ -219,6 +219,7 @@ class State:
     stop_reason: str | None = field(default=None, init=False)
     started: float = field(default_factory=time.monotonic, init=False)
     next_poll: float = field(default=0.0, init=False)
+    quiet_until: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.weighs_batches = self.module.overrides("batch_weight")

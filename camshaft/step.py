@@ -39,10 +39,10 @@ def train_step(state: State, window: Window, hooks: Hooks) -> bool:
     metrics.muted = False
     if weighting.is_late:
         weighting.divide_gradients()
-    if strategy.unscale():
+    if strategy.scaler is None or strategy.unscale():
         hooks.on_gradients(state)
     state.in_update = True
-    took = strategy.step(skip=weighting.is_empty() or state.control.skipping is not None)
+    took = strategy.step(skip=weighting.is_empty or state.control.skipping is not None)
     state.control.skipping = None
     if not took:
         state.in_update = False
@@ -67,17 +67,22 @@ class Weighting:
 
     Where the module has ``batch_weight``, weights are its own and their total is reduced over ranks
     once a step. A (sum, weight) pair without it has its gradients divided after the last backward.
+
+    Attributes:
+        is_late: whether gradients are to be divided after the last backward.
+        is_empty: whether no micro-batch of the only rank gave a loss, so that there is nothing to update with.
+        tokens: the window's weight over all ranks where the module has ``batch_weight``, else 0.
     """
 
-    __slots__ = ("_late_weight", "_metrics", "_nothing", "_state", "_total", "_world", "is_late", "tokens", "weights")
+    # Defaults of what most windows never set: one is made every step.
+    is_late = is_empty = False
+    tokens = _late_weight = 0.0
+    _nothing = 0
 
     def __init__(self, state: State, window: Window) -> None:
         self._state = state
         self._metrics = state.metrics
         self._world = state.strategy.data_world_size
-        self._nothing = 0
-        self._late_weight = self.tokens = 0.0
-        self.is_late = False
         self.weights: list[Any] = window.samples
         self._total: float = window.total
         if state.weighs_batches:
@@ -85,10 +90,6 @@ class Weighting:
             self.weights = [float(state.module.batch_weight(b)) if n else 0.0 for b, n in batches]
             total = torch.tensor(sum(self.weights), dtype=torch.float64)
             self._total = self.tokens = float(state.strategy.reduce_data(total))
-
-    def is_empty(self) -> bool:
-        """Say whether no micro-batch of the only rank gave a loss, so that there is nothing to update with."""
-        return self._nothing > 0 and self._nothing == len(self.weights) and self._world == 1
 
     def weigh(self, index: int, output: Any) -> tuple[Tensor, Tensor]:
         """Return the loss of a micro-batch and its share of the window's; record its mean as ``train/loss``."""
@@ -112,6 +113,7 @@ class Weighting:
             output = output.get("loss")
         if output is None:
             self._nothing += 1
+            self.is_empty = self._world == 1 and self._nothing == len(self.weights)
             return self._state.strategy.zero_loss(), self.weights[index]
         owner = type(self._state.module).__name__
         if isinstance(output, tuple):
