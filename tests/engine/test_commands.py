@@ -258,9 +258,9 @@ def test_ctrl_c_once_finishes_the_step_saves_and_returns(project):
 
 
 def test_ctrl_c_twice_stops_at_once_and_leaves_nothing_half_written(project):
-    # A step takes 2.5 s here, so the run is inside the third, with the first saved and the second not.
+    # A step takes 1.5 s here, so the run is inside the third, with the first saved and the second not.
     run_dir, printed = interrupted(
-        project, "twice", 2, "+module.slow_s=2.5", "limit_validation_batches=0", "checkpoint.every={at: [1]}"
+        project, "twice", 2, "+module.slow_s=1.5", "limit_validation_batches=0", "checkpoint.every={at: [1]}"
     )
     status = json.loads((run_dir / "status.json").read_text())
     assert (status["state"], status["step"]) == ("interrupted", 2), "it did not wait for the step"
