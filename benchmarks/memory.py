@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
-from chargpt import ALPHABET, CharGPT, encode, read_plays
+from chargpt import CharGPT, encode, read_plays
 
 from camshaft import Callback, State
 from camshaft.callbacks.activation_checkpointing import ActivationCheckpointing
@@ -157,9 +157,7 @@ def main() -> None:
     arguments = parser.parse_args()
     options = {"width": arguments.width, "depth": arguments.depth, "heads": 8, "context": arguments.context}
     size = sum(p.numel() for p in Model(options, eight_bit=False, room=None).parameters())
-    print(
-        f"GPT of {size / 1e6:.1f} M parameters, {len(ALPHABET)} characters, batch {arguments.batch} x {arguments.context}"
-    )
+    print(f"GPT of {size / 1e6:.1f} M parameters, batch {arguments.batch} x {arguments.context} characters")
     print(f"{'variant':28} {'peak MiB':>9} {'of none':>8} {'step ms':>8} {'of none':>8} {'loss':>7} {'of none':>8}")
     plain: tuple[float, float, float] | None = None
     for name in ["none", *(n for n in arguments.only or VARIANTS if n != "none")]:

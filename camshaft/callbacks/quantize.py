@@ -91,6 +91,12 @@ class Quantize(Callback):
         require_base(checkpoint, owner=self.name, digest=self._digest)
 
     def _choose(self, module: nn.Module, who: str) -> dict[str, nn.Linear]:
+        if any(".lora_" in name for name, _ in module.named_parameters()):
+            raise RecipeError(
+                f"{who} comes after callbacks.lora.",
+                why="It would quantise the adapters.",
+                fix="Write quantize before lora in the recipe.",
+            )
         linear = {name: layer for name, layer in module.named_modules() if type(layer) is nn.Linear}
         wanted = find_layers(module, self.layers, who=f"{who}.layers") if self.layers is not None else None
         kept = find_layers(module, self.keep, who=f"{who}.keep") if self.keep else {}

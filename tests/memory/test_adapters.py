@@ -131,6 +131,7 @@ def test_a_layer_below_the_adapters_may_unfreeze_later_and_is_then_saved(tmp_pat
         (lambda: {"lora": LoRA(["LayerNorm"])}, r"takes no adapter(?s:.)*Name linear"),
         (lambda: {"lora": LoRA(["up"], train=["haed"])}, r"train names 'haed'(?s:.)*Did you mean 'head'"),
         (lambda: {"quantize": Quantize("norm")}, "no linear layer to quantise"),
+        (lambda: {"lora": LoRA(["up"]), "quantize": Quantize()}, "Write quantize before lora"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused_at_build_with_what_can(callbacks, message):
