@@ -100,6 +100,12 @@ class Precision(Callback):
                 why="The strategy casts every parameter before a layer sees it.",
                 fix=f"Remove keep_fp32, or {fixed}.",
             )
+        if self._stores and self.keep_fp32 and not strategy.replicates:
+            raise StrategyError(
+                f"keep_fp32 cannot stand beside bf16-true under {strategy.name}.",
+                why="What is gathered together has one dtype.",
+                fix="Use precision: bf16, which keeps float32 weights, or leave keep_fp32 out.",
+            )
         if "fp8" in names:
             self.library = require_float8(strategy.device, emulate=self.emulate, library=self.library)
 

@@ -205,6 +205,8 @@ def test_a_schedule_is_refused_where_the_strategy_fixes_the_dtype(strategy, sett
 def test_bf16_true_is_refused_where_the_strategy_keeps_float32_weights_of_its_own():
     with pytest.raises(StrategyError, match="bf16-true cannot run under deepspeed"):
         Precision("bf16-true").on_launch(DeepSpeed(2))
+    with pytest.raises(StrategyError, match="keep_fp32 cannot stand beside bf16-true under fsdp"):
+        Precision("bf16-true", keep_fp32=["norm"]).on_launch(FSDP())
     with pytest.raises(RecipeError, match="stores the weights"):
         Precision({0: "bf16-true", 5: "fp32"})
 
