@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 Batch = tuple[Tensor, Tensor]
+Clock = Callable[[], float]
 
 
 def adamw(module: nn.Module, lr: float) -> AdamW:
@@ -56,14 +56,16 @@ def train_in_windows(
     return {"weights": weights, "average": average}
 
 
-def time_steps(kind: str, module: nn.Module, batches: list[Batch], *, steps: int, lr: float, stage: int = 0) -> float:
-    """Train on batches of this rank, again and again, and return the seconds of the loop alone.
+def time_steps(
+    kind: str, module: nn.Module, batches: list[Batch], *, steps: int, lr: float, clock: Clock, stage: int = 0
+) -> float:
+    """Train on batches of this rank, again and again, and return the seconds of the loop alone by ``clock``.
 
     ``kind`` is ddp, fsdp (every block of ``module.blocks`` and the rest) or deepspeed of that ``stage``.
     """
     stream = itertools.islice(itertools.cycle(batches), steps)
     if kind == "deepspeed":
-        return _time_engine(module, stream, lr, stage)
+        return _time_engine(module, stream, lr, stage, clock)
     if kind == "ddp":
         wrapped: Any = DistributedDataParallel(_Loss(module), gradient_as_bucket_view=True)
     else:
@@ -74,16 +76,16 @@ def time_steps(kind: str, module: nn.Module, batches: list[Batch], *, steps: int
         fully_shard(wrapped, mesh=mesh)
     optimizer = adamw(module, lr)
     dist.barrier()
-    start = time.perf_counter()
+    start = clock()
     for batch in stream:
         optimizer.zero_grad()
         loss = wrapped(batch)
         loss.backward()
         optimizer.step()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def _time_engine(module: nn.Module, stream: Iterator[Batch], lr: float, stage: int) -> float:
+def _time_engine(module: nn.Module, stream: Iterator[Batch], lr: float, stage: int, clock: Clock) -> float:
     import deepspeed
 
     config = {
@@ -93,12 +95,12 @@ def _time_engine(module: nn.Module, stream: Iterator[Batch], lr: float, stage: i
     }  # fmt: skip
     engine, *_ = deepspeed.initialize(model=_Loss(module), optimizer=adamw(module, lr), config=config)
     dist.barrier()
-    start = time.perf_counter()
+    start = clock()
     for batch in stream:
         loss = engine(batch)
         engine.backward(loss)
         engine.step()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 class _Loss(nn.Module):

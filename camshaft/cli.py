@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camshaft.errors import CamshaftError
-from camshaft.worker import end, end_with_launcher, report_error
+from camshaft.worker import end, follow_launcher, report_error
 
 if TYPE_CHECKING:
     from camshaft.recipe import Recipe
@@ -71,7 +71,7 @@ def guard(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] | 
 
     An error with ``during_training`` set ended a run that had begun; others are wrong input.
     """
-    end_with_launcher()
+    follow_launcher()
     try:
         return command(argv)
     except CamshaftError as error:

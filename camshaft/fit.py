@@ -27,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     words = sys.argv[1:] if argv is None else argv
     code = launch.started("camshaft.fit", words, recipe.settings, recipe.config.get("strategy", "single"))
-    return session.execute(recipe_parts(recipe)).exit_code if code is None else code
+    code = session.execute(recipe_parts(recipe)).exit_code if code is None else code
+    launch.requeue(code, recipe.settings.launch)
+    return code
 
 
 def recipe_parts(recipe: Recipe) -> Parts:

@@ -123,16 +123,17 @@ def start(module: str, argv: Sequence[str], settings: Launch, count: int) -> int
             elastic_launch(config, sys.executable)("-m", module, *argv)
         except ChildFailedError as error:
             return say_first(read_reports(folder), {r: f.exitcode for r, f in error.failures.items()})
-        code = max((report.code for report in read_reports(folder).values()), default=0)
-    if code == 128 + signal.SIGTERM and settings.requeue:
-        requeue()
-    return code
+        return max((report.code for report in read_reports(folder).values()), default=0)
 
 
-def requeue() -> None:
-    """Ask SLURM to run this job again, when there is one."""
+def requeue(code: int, settings: Launch) -> None:
+    """Ask SLURM to run this job again, if the recipe wants that and the run was asked to stop before its end.
+
+    Called by the process that was started by hand, after its run; ``code`` is what the run ended with.
+    """
     job = os.environ.get("SLURM_JOB_ID")
-    if job is not None:
+    is_first = "RANK" not in os.environ and settings.machine_rank == 0
+    if settings.requeue and code == 128 + signal.SIGTERM and job is not None and is_first:
         # SLURM's own command, wherever it is installed, with a number that SLURM set.
         subprocess.run(["scontrol", "requeue", job], check=False)  # noqa: S603, S607
 
@@ -165,18 +166,19 @@ def configure(settings: Launch, count: int, folder: Path) -> LaunchConfig:
 
 def _rendezvous(settings: Launch) -> tuple[str, str, dict[str, Any]]:
     """Return torchrun's backend, endpoint and options."""
+    # With the static one a machine would not learn that another has to start again.
+    backend = "c10d" if settings.max_restarts and settings.rdzv_backend == "static" else settings.rdzv_backend
+    options = {"rank": settings.machine_rank} if backend == "static" else {}
     if settings.rdzv_endpoint is not None:
-        return settings.rdzv_backend, settings.rdzv_endpoint, _node(settings)
+        return backend, settings.rdzv_endpoint, options
     if settings.num_machines == 1 and settings.main_process_port is None:
         return "c10d", "localhost:0", {}
     host, port = settings.main_process_ip or "127.0.0.1", settings.main_process_port or 29500
     if settings.machine_rank == 0:
         _check_free(port)
-    return settings.rdzv_backend, f"{host}:{port}", _node(settings)
-
-
-def _node(settings: Launch) -> dict[str, Any]:
-    return {"rank": settings.machine_rank} if settings.rdzv_backend == "static" else {}
+    if backend == "c10d":
+        options = {"is_host": settings.machine_rank == 0}
+    return backend, f"{host}:{port}", options
 
 
 def _check_free(port: int) -> None:

@@ -14,7 +14,7 @@ from camshaft import errors
 from camshaft.errors import CamshaftError, StrategyError
 from camshaft.failure import choose_first, tell
 from camshaft.launch import configure, quiet, reporting
-from camshaft.worker import end_with_launcher, read_reports, report_error
+from camshaft.worker import follow_launcher, read_reports, report_error
 
 if TYPE_CHECKING:
     from camshaft.recipe.settings import Launch
@@ -59,7 +59,7 @@ def _child(function: Callable[..., Any], given: Any, threads: int) -> bytes:
     import torch
 
     torch.set_num_threads(threads)
-    end_with_launcher()
+    follow_launcher()
     try:
         arguments = pickle.loads(given) if isinstance(given, bytes) else given  # noqa: S301 - from our own parent
         return pickle.dumps(function(*arguments))

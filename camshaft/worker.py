@@ -49,12 +49,15 @@ def is_launched() -> bool:
 
 def was_restarted() -> bool:
     """Say whether an elastic launcher started this process in place of one that failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return _attempt() > 0
 
 
-def end_with_launcher() -> None:
-    """Have the system stop this process, as SIGTERM does, when its launcher is killed (on Linux)."""
-    if is_launched() and "RANK" in os.environ and sys.platform == "linux":
+def follow_launcher() -> None:
+    """Begin as one of the processes of a launcher of ours: say so, and end when it is killed (on Linux)."""
+    if not is_launched() or "RANK" not in os.environ:
+        return
+    (Path(os.environ[FOLDER]) / f"{_attempt():03d}-began").touch()
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -98,19 +101,16 @@ def end(code: int) -> NoReturn:
 
 
 def read_reports(folder: Path) -> dict[int, Report]:
-    """Return the newest report of each rank."""
-    reports = {}
-    for file in sorted(folder.glob("*.json")):
-        found = Report(**json.loads(file.read_text(encoding="utf-8")))
-        reports[found.rank] = found
-    return reports
+    """Return the report of each rank that made one in the last attempt; an elastic launcher makes several."""
+    last = max((path.name[:3] for path in folder.glob("[0-9]*-*")), default="000")
+    found = [Report(**json.loads(file.read_text(encoding="utf-8"))) for file in folder.glob(f"{last}-*.json")]
+    return {report.rank: report for report in found}
 
 
 def _write(report: Report) -> bool:
     if not is_launched():
         return False
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    path = Path(os.environ[FOLDER]) / f"{int(restart):03d}-{report.rank:05d}.json"
+    path = Path(os.environ[FOLDER]) / f"{_attempt():03d}-{report.rank:05d}.json"
     temporary = path.with_suffix(".part")
     temporary.write_text(json.dumps(asdict(report)), encoding="utf-8")
     temporary.replace(path)
@@ -139,6 +139,10 @@ def _is_said(text: str) -> bool:
     except OSError:
         return False
     return False
+
+
+def _attempt() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _rank() -> int:

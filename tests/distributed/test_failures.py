@@ -1,5 +1,6 @@
 """Whatever ends one rank ends all of them soon, and the launching terminal says once which was first."""
 
+import os
 import re
 import signal
 import sys
@@ -70,7 +71,13 @@ def test_an_error_of_all_ranks_is_said_once_and_its_code_passes_through(recipe, 
 def test_a_request_to_stop_reaches_all_ranks_which_save_and_pass_its_code_on(recipe, tmp_path):
     command = [sys.executable, "-m", "camshaft.fit", str(recipe), *words(tmp_path)]
     command += ["+callbacks.slow._target_=faulty.Slow"]
-    process = begin([*command, "max_steps=400"], environment(recipe), recipe.parent)
+    # Where SLURM runs the job, it is asked to run it again.
+    slurm = tmp_path / "bin" / "scontrol"
+    slurm.parent.mkdir()
+    slurm.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    slurm.chmod(0o755)
+    env = environment(recipe, PATH=f"{slurm.parent}:{os.environ['PATH']}", SLURM_JOB_ID="77")
+    process = begin([*command, "max_steps=400", "launch.requeue=true"], env, recipe.parent)
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("run/*/checkpoints/step_*")) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -79,6 +86,7 @@ def test_a_request_to_stop_reaches_all_ranks_which_save_and_pass_its_code_on(rec
     assert done.code == 143, done.err
     assert "Terminated after" in done.out
     step = int(re.search(r"Terminated after (\d+) steps", done.out)[1])
+    assert (tmp_path / "asked").read_text() == "requeue 77\n"
     assert max(tmp_path.glob("run/*/checkpoints/step_*")).name.startswith(f"step_{step:08d}")
 
 

@@ -135,6 +135,33 @@ def test_two_machines_make_one_run(recipe, tmp_path, launcher):
     assert "Finished" not in second.out
 
 
+@pytest.mark.long
+def test_two_machines_restart_together_when_a_process_of_one_is_killed(recipe, tmp_path):
+    env = environment(recipe, FAULT="kill:1:6", DONE=str(tmp_path / "done"))
+    words = [sys.executable, "-m", "camshaft.fit", str(recipe), f"runs_dir={tmp_path}", "launch.max_restarts=3"]
+    port = str(free_port())
+    processes = [begin([*words, *machine(rank, "127.0.0.1", port)], env, recipe.parent) for rank in ("0", "1")]
+    both = [finish(process, 120) for process in processes]
+    assert [done.code for done in both] == [0, 0], both[0].err + both[1].err
+    out = both[0].out + both[1].out
+    assert out.count("at step 4.") == 1
+    assert out.count("Finished after 12 steps") == 1
+
+
+def test_the_script_for_slurm_starts_a_launcher_on_each_machine(recipe, tmp_path):
+    # One machine of two slots: srun runs the command here, and scontrol knows this host.
+    tools = {"srun": 'exec "$@"', "scontrol": "echo 127.0.0.1"}
+    for name, line in tools.items():
+        tool = tmp_path / "bin" / name
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(f"#!/bin/bash\n{line}\n")
+        tool.chmod(0o755)
+    job = {"SLURM_NNODES": "1", "SLURM_NODEID": "0", "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "here"}
+    env = environment(recipe, PATH=f"{tmp_path / 'bin'}:{BIN}:{os.environ['PATH']}", SLURM_GPUS_ON_NODE="2", **job)
+    script = Path(__file__).parents[2] / "recipes" / "launch" / "slurm.sh"
+    trained(run(["bash", str(script), str(recipe), f"runs_dir={tmp_path}"], env, recipe.parent))
+
+
 def machine(rank: str, host: str, port: str) -> list[str]:
     return [
         "launch.num_machines=2", "launch.num_processes=1", f"launch.machine_rank={rank}",
