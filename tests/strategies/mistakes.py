@@ -54,8 +54,7 @@ def deepspeed(**config: Any) -> Callable[[], Strategy]:
 MISTAKES: dict[str, tuple[Callable[[], Strategy], Callable[[], Net], Any, str]] = {
     "a class that is not there": (
         lambda: FSDP(wrap=["Blokc"], device="cpu"), Net, one,
-        "wrap names Blokc, and Net has no layer of that class.\n  Nothing would be wrapped. The classes with "
-        "parameters are Linear.",
+        "Net has no layer of that class.\n  Nothing would be wrapped. The classes with parameters are Linear.",
     ),
     "a size that no layer has": (
         lambda: FSDP(wrap=10**6, device="cpu"), Net, one, "The largest layer has 30.",

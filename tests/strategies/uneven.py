@@ -77,7 +77,8 @@ def train(name: str, place: str) -> tuple[dict[str, float], dict[str, torch.Tens
 class Whole(camshaft.Callback):
     """Keep the whole weights."""
 
-    weights: dict[str, torch.Tensor] = {}
+    def __init__(self) -> None:
+        self.weights: dict[str, torch.Tensor] = {}
 
     def on_fit_end(self, state: Any) -> None:
         from camshaft.testing.drive import gathered
