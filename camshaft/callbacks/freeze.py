@@ -84,7 +84,7 @@ class Freeze(Callback):
                 why="Nothing would be learned.",
                 fix="Leave something out of layers, or add adapters with callbacks.lora before it.",
             )
-        module.later_groups = [*module.later_groups, *(_group(stage) for stage in self.stages)]
+        module.later_groups = [*module.later_groups, *((stage.parameters, _options(stage)) for stage in self.stages)]
         if self.eval_mode:
             self._rest(module, frozen)
         self._waiting = list(self.stages)
@@ -155,9 +155,8 @@ def _read(start: Any, value: Any) -> _Stage:
     return _Stage(int(start), listed(value), lr, {})
 
 
-def _group(stage: _Stage) -> dict[str, Any]:
-    group: dict[str, Any] = {"params": list(stage.parameters.values())}
-    return group if stage.lr is None else group | {"lr": stage.lr}
+def _options(stage: _Stage) -> dict[str, Any]:
+    return {} if stage.lr is None else {"lr": stage.lr}
 
 
 def _names(state: State, optimizer: Any) -> list[str]:

@@ -216,10 +216,14 @@ def test_a_resumed_run_is_exact_on_both_sides_of_a_switch(written):
     check_callback(lambda: Precision(written), changes_training=True)
 
 
-def test_averages_and_clipping_stay_exact_across_a_switch(tmp_path):
+@pytest.mark.parametrize("written", [{0: "bf16", 5: "fp32"}, {0: EMULATED, 6: "bf16"}], ids=["bf16", "fp8"])
+def test_averages_and_clipping_stay_exact_across_a_switch(written, tmp_path):
+    if written[0] == EMULATED:
+        pytest.importorskip("torchao")
+
     def parts(**extra):
         return {
-            "precision": Precision({0: "bf16", 5: "fp32"}),
+            "precision": Precision(written),
             "clip": ClipGradients(0.5),
             "ema": (e := EMA(0.9)),
             **extra,

@@ -153,6 +153,12 @@ def test_compiling_keeps_names_and_what_is_logged(layers, most, tmp_path):
     assert again.step == 10
 
 
+@hidden
+def test_compiled_blocks_survive_accumulation_averages_clipping_and_a_resume(tmp_path):
+    whole, resumed = again(lambda: {"c": Compile("Block", backend="aot_eager"), **companions()}, tmp_path)
+    assert not different(weights(resumed), weights(whole))
+
+
 def test_a_whole_step_in_one_graph_is_refused():
     with pytest.raises(RecipeError, match="fullgraph: true for the whole step"):
         Compile(fullgraph=True)
@@ -241,6 +247,21 @@ def test_a_run_that_resumes_between_two_stages_is_exact(tmp_path):
     first = with_optimizer({"freeze": stages(), "stop": StopAt(4)}, **settings)
     resumed = with_optimizer({"freeze": stages()}, **settings, resume=str(first.run_dir))
     assert not different(weights(resumed), weights(whole))
+
+
+def test_averages_take_in_what_thaws_later_and_resume_exactly(tmp_path):
+    averages, watch = EMA(0.5, warmup=False), Watch()
+    whole = with_optimizer({"freeze": stages(), "ema": averages, "watch": watch}, runs_dir=tmp_path / "whole")
+    expected = stack().blocks[0].up.weight.detach().clone()
+    for after in watch.weights:
+        expected = 0.5 * expected + 0.5 * after["blocks.0.up.weight"]
+    assert torch.allclose(averages.averages["blocks.0.up.weight"], expected, atol=1e-6)
+    settings = {"runs_dir": tmp_path, "checkpoint": {"every": None}}
+    first = with_optimizer({"freeze": stages(), "ema": EMA(0.5, warmup=False), "stop": StopAt(4)}, **settings)
+    again = EMA(0.5, warmup=False)
+    resumed = with_optimizer({"freeze": stages(), "ema": again}, **settings, resume=str(first.run_dir))
+    assert not different(weights(resumed), weights(whole))
+    assert not different(again.averages, averages.averages)
 
 
 def test_frozen_batch_norms_keep_their_statistics():
