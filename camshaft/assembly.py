@@ -250,7 +250,8 @@ def _configure(assembled: Assembled) -> list[torch.optim.Optimizer]:
     if parts.build_optimizer is not None:
         trainable: list[Any] = [p for p in module.parameters() if p.requires_grad]
         if module.later_groups:
-            trainable = [{"params": trainable}, *module.later_groups]
+            later = [{"params": list(named.values()), **options} for named, options in module.later_groups]
+            trainable = [{"params": trainable}, *later]
         optimizers = [parts.build_optimizer(trainable)]
         state.plans = []
     else:

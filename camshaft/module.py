@@ -65,8 +65,9 @@ class Module(torch.nn.Module):
     """
 
     automatic_optimization: bool = True
-    # Parameter groups that train later: a callback puts them here in ``on_module``, for the recipe's optimizer.
-    later_groups: Sequence[dict[str, Any]] = ()
+    # What is frozen and trains later, as (parameters by name, options of their group): a callback puts it here in
+    # ``on_module``, for the recipe's optimizer and for averages.
+    later_groups: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Any]]] = ()
     _engine: Engine | None = None
     _hparams: Hparams | None = None
     _steps: ClassVar[tuple[str, ...]] = ("training_step", "validation_step", "test_step", "predict_step")

@@ -111,5 +111,6 @@ class EMA(Callback):
 
 
 def _trainable(state: State) -> dict[str, Tensor]:
-    names = {name for name, parameter in state.module.named_parameters() if parameter.requires_grad}
+    later = {name for named, _ in state.module.later_groups for name in named}
+    names = {name for name, p in state.module.named_parameters() if p.requires_grad or name in later}
     return {name: weight for name, weight in state.strategy.named_local() if name in names}
