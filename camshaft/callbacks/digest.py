@@ -44,7 +44,7 @@ class Digest(Callback):
         line = {
             "step": state.progress.step,
             "samples": self._samples,
-            "weights": _hash(strategy.local(tensor) for _, tensor in strategy.named_state()),
+            "weights": _hash([*(tensor for _, tensor in strategy.named_local()), *state.module.buffers()]),
             "optimizer": _hash((strategy.local(tensor) for tensor in optimizer), scalars),
             "streams": _hash(stream_tensors().values(), streams),
         }
