@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ def direct_parts(
     module: Module,
     data: DataModule | None,
     *,
-    strategy: Strategy | str,
+    strategy: Strategy | str | Mapping[str, Any],
     name: str,
     callbacks: Mapping[str, Callback | None],
     loggers: Mapping[str, Logger | None],
@@ -189,14 +190,26 @@ def _filled(defaults: Mapping[str, Any], given: Mapping[str, Any], order: list[s
     return result
 
 
-def _strategy(name: str, device: str) -> Strategy:
+def _strategy(given: str | Mapping[str, Any], device: str) -> Strategy:
+    """Build a strategy from its short name, or from a mapping of the name and its options, as a recipe has it."""
+    options = dict(given) if isinstance(given, Mapping) else {"name": given}
+    name = options.pop("name", None)
     if name not in STRATEGIES:
-        nearest = difflib.get_close_matches(name, STRATEGIES, n=1, cutoff=0.0)
+        nearest = difflib.get_close_matches(str(name), STRATEGIES, n=1, cutoff=0.0)
         raise RecipeError(
             f"strategy {name!r} is unknown.",
             fix=f"Did you mean {nearest[0]!r}? The strategies are {', '.join(STRATEGIES)}, or an object of your own.",
         )
-    result: Strategy = _class(STRATEGIES[name])(device=device)
+    kind = _class(STRATEGIES[name])
+    takes = [key for key in inspect.signature(kind).parameters if key != "device"]
+    for key in options:
+        if key not in takes:
+            raise RecipeError(
+                f"strategy {name!r} has no option {key!r}.",
+                why="It would be ignored.",
+                fix=f"Its options are {', '.join(takes) or '(none)'}; the device is an argument of camshaft.run.",
+            )
+    result: Strategy = kind(device=device, **options)
     return result
 
 

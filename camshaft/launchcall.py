@@ -59,6 +59,8 @@ def _child(function: Callable[..., Any], given: Any, threads: int) -> bytes:
     import torch
 
     torch.set_num_threads(threads)
+    # A spawned process would start its loader workers that way too, which takes seconds each.
+    multiprocessing.set_start_method(None, force=True)
     follow_launcher()
     try:
         arguments = pickle.loads(given) if isinstance(given, bytes) else given  # noqa: S301 - from our own parent

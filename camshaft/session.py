@@ -71,6 +71,7 @@ def run(
 ) -> Result:
     """Train a module from Python or a notebook, as a recipe would.
 
+    ``strategy`` is a short name, a mapping of ``name`` and options as in a recipe, or an object of one's own.
     ``num_processes`` starts so many processes for the strategy, unless a launcher started this one; the
     trained weights come back into ``module``. Everything else that the run changes stays in them.
 

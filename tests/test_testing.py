@@ -1,5 +1,6 @@
 """What camshaft.testing gives to the tests of others: recorders, tiny parts, processes, and checks of contracts."""
 
+import multiprocessing
 import os
 import time
 
@@ -104,6 +105,14 @@ def test_processes_return_in_the_order_of_ranks():
 
 
 @pytest.mark.distributed
+def default_start_method():
+    return multiprocessing.get_start_method()
+
+
+def test_loader_workers_start_in_them_as_anywhere_else():
+    assert run_processes(1, default_start_method) == [multiprocessing.get_context().get_start_method()]
+
+
 def test_the_first_failing_rank_is_raised_whole_and_the_others_are_ended():
     start = time.monotonic()
     with pytest.raises(StateError) as caught:

@@ -76,6 +76,8 @@ def _child(rank: int, n: int, port: int, payload: bytes, sending: Connection) ->
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(n), LOCAL_WORLD_SIZE=str(n), OMP_NUM_THREADS="1",
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
     )  # fmt: skip
+    # A spawned process would start its loader workers that way too, which takes seconds each.
+    multiprocessing.set_start_method(None, force=True)
     import torch
 
     torch.set_num_threads(1)
