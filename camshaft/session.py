@@ -281,9 +281,27 @@ def _say_last(assembled: Assembled, keeper: Checkpoint | None, result: Result) -
     if result.run_dir is not None:
         say(f"Run directory: {result.run_dir}")
         if state.store is not None:
-            call = f"camshaft.run(..., resume={str(result.run_dir)!r})"
-            command = f"python -m camshaft.fit {result.run_dir / 'recipe.yaml'} resume={result.run_dir}"
-            say(f"Continue it: {command if assembled.parts.recipe else call}")
+            _say_how_to_go_on(assembled, result)
+
+
+def _say_how_to_go_on(assembled: Assembled, result: Result) -> None:
+    """Say how to continue a run that stopped, or how to use one that finished and how to train it further."""
+    limits = assembled.state.limits
+    further = ""
+    if result.status == "finished":
+        name, value = ("max_epochs", limits.max_epochs) if limits.max_epochs is not None else ("max_steps", result.step)
+        further = f"{name}={2 * (value or 1)}"
+    if not assembled.parts.recipe:
+        words = f", {further}" if further else ""
+        say(f"{'Train it further' if further else 'Continue it'}: camshaft.run(..., resume={str(result.run_dir)!r}{words})")
+        return
+    assert result.run_dir is not None
+    recipe = result.run_dir / "recipe.yaml"
+    if further:
+        stage = "test" if any(name.startswith("test") for name in result.metrics) else "validate"
+        say(f"Use it: python -m camshaft.{stage} {recipe} --checkpoint {'best' if result.best else 'last'}")
+    command = f"python -m camshaft.fit {recipe} resume={result.run_dir}"
+    say(f"Train it further: {command} {further}" if further else f"Continue it: {command}")
 
 
 def _evaluate(parts: Parts, stage: Stage, checkpoint: str, directory: RunDirectory | None) -> Result:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from camshaft import terminal
 from camshaft.callback import Callback
 from camshaft.errors import CallbackError, RecipeError
 
@@ -89,6 +90,7 @@ class PredictionWriter(Callback):
             total = sum(sum(file["rows"]) for file in files)
             index = {"step": state.progress.step, "samples": total, "format": self.format, "files": files}
             _put(self._directory / "index.json", (json.dumps(index, indent=1) + "\n").encode())
+            terminal.say(f"{total} predictions in {self._directory}")
 
     def _write(self, state: State) -> None:
         rank = state.strategy.rank

@@ -233,6 +233,8 @@ def _epoch(state: State) -> str:
 
 
 def _rate(rate: float) -> str:
+    if not rate:
+        return ""
     return f"{rate:.3g} steps/s" if rate < 1000 else f"{rate:.0f} steps/s"
 
 
