@@ -292,8 +292,8 @@ def _say_how_to_go_on(assembled: Assembled, result: Result) -> None:
         name, value = ("max_epochs", limits.max_epochs) if limits.max_epochs is not None else ("max_steps", result.step)
         further = f"{name}={2 * (value or 1)}"
     if not assembled.parts.recipe:
-        words = f", {further}" if further else ""
-        say(f"{'Train it further' if further else 'Continue it'}: camshaft.run(..., resume={str(result.run_dir)!r}{words})")
+        call = f"camshaft.run(..., resume={str(result.run_dir)!r}"
+        say(f"Train it further: {call}, {further})" if further else f"Continue it: {call})")
         return
     assert result.run_dir is not None
     recipe = result.run_dir / "recipe.yaml"

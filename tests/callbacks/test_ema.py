@@ -93,7 +93,7 @@ def test_a_checkpoint_without_averages_is_refused_by_name(tmp_path):
     first = tiny_run(
         data=TinyData(), callbacks={"stop": StopAt(2)}, checkpoint={"every": None}, runs_dir=tmp_path, max_steps=4
     )
-    with pytest.raises(CheckpointError, match="has no average of 'net.0.weight' for callback 'ema'"):
+    with pytest.raises(CheckpointError, match=r"has no average of 'net\.0\.weight' for callback 'ema'"):
         tiny_run(
             callbacks={"ema": EMA()}, checkpoint={"every": None}, runs_dir=tmp_path, max_steps=4,
             resume=str(first.run_dir), allow_changes=["callbacks"],

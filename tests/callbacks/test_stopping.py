@@ -5,7 +5,7 @@ import math
 import pytest
 
 from camshaft.callbacks.stopping import EarlyStopping
-from camshaft.errors import CallbackError, RecipeError, MetricError
+from camshaft.errors import CallbackError, MetricError, RecipeError
 from camshaft.testing import TinyModule, tiny_run
 
 
