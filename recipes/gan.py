@@ -106,7 +106,7 @@ class Digits(DataModule):
     def __init__(self, batch_size: int = 64) -> None:
         self.batch_size = batch_size
 
-    def setup(self, stage: str) -> None:  # noqa: ARG002 # every stage uses the same small arrays
+    def setup(self, stage: str) -> None:  # every stage uses the same small arrays
         """Keep the splits; they are also what the judge learns from."""
         self.train, self.val = load_splits()
 

