@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from camshaft.errors import StrategyError
 
 _BITS = 8
+_LENGTH, _SMALL = 8, 2040
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +114,24 @@ class Group:
         return result / self.launched.world_size if op == "mean" else result
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return every rank's value, in the order of ranks."""
-        gathered: list[Any] = [None] * self.launched.world_size
-        dist.all_gather_object(gathered, value, group=self.host)
-        return gathered
+        """Return every rank's value, in the order of ranks.
+
+        Small values take one collective, where ``all_gather_object`` takes two: lengths, then bytes.
+        """
+        own = pickle.dumps(value)
+        heads = self._gather_bytes(len(own).to_bytes(_LENGTH, "little") + own[:_SMALL], _LENGTH + _SMALL)
+        lengths = [int.from_bytes(head[:_LENGTH], "little") for head in heads]
+        parts = [head[_LENGTH:] for head in heads]
+        if max(lengths) > _SMALL:
+            rests = self._gather_bytes(own[_SMALL:], max(lengths) - _SMALL)
+            parts = [part + rest for part, rest in zip(parts, rests, strict=True)]
+        return [pickle.loads(part[:n]) for part, n in zip(parts, lengths, strict=True)]  # noqa: S301 - from our own ranks
+
+    def _gather_bytes(self, own: bytes, size: int) -> list[bytes]:
+        sent = torch.frombuffer(bytearray(own.ljust(size, b"\0")), dtype=torch.uint8)
+        received = [torch.empty_like(sent) for _ in range(self.launched.world_size)]
+        dist.all_gather(received, sent, group=self.host)
+        return [part.numpy().tobytes() for part in received]
 
     def broadcast_object(self, value: Any) -> Any:
         """Return the value of rank 0."""

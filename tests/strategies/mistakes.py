@@ -114,6 +114,7 @@ def make_all() -> dict[str, str]:
     said["another launcher"] = _said(lambda: DDP(device="cpu"), Net, one)
     del os.environ["ACCELERATE_USE_FSDP"]
     said["unused"] = _unused()
+    said["gathered"] = _gathered()
     return said
 
 
@@ -131,6 +132,20 @@ def _said(factory: Callable[[], Strategy], build: Callable[[], Net], optimizers:
         if strategy is not None:
             strategy.teardown()
     return "nothing"
+
+
+def _gathered() -> str:
+    """Gather objects around the size up to which one collective does."""
+    strategy = DDP(device="cpu")
+    strategy.launch()
+    try:
+        for size in (0, 1, 2000, 2040, 2050, 5000, 100_000):
+            found = strategy.gather_objects({"text": "a" * (size * (1 + strategy.rank))})
+            if [len(entry["text"]) for entry in found] != [size, 2 * size]:
+                return f"{size} came back as {[len(entry['text']) for entry in found]}"
+    finally:
+        strategy.teardown()
+    return "whole"
 
 
 def _unused() -> str:
