@@ -36,6 +36,10 @@ def test_parameters_without_a_gradient_are_named(ranks):
     assert "find_unused_parameters: true" in said
 
 
+def test_objects_of_any_size_come_back_whole_from_every_rank(ranks):
+    assert [rank["gathered"] for rank in ranks] == ["whole", "whole"]
+
+
 def test_a_strategy_without_a_launcher_says_how_to_start(monkeypatch):
     from camshaft.strategies.ddp import DDP
 
