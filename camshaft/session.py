@@ -84,7 +84,7 @@ def run(
     Raises:
         CamshaftError: anything is wrong that could be seen before training; or what training raised.
     """
-    from camshaft.direct import direct_parts
+    from camshaft.direct import direct_parts, run_in_processes
 
     given: dict[str, Any] = {
         "strategy": strategy, "name": name or type(module).__name__.lower(), "callbacks": callbacks or {},
@@ -92,8 +92,6 @@ def run(
     }  # fmt: skip
     source = _as_data(data, val_data, test_data)
     if num_processes is not None and "RANK" not in os.environ:
-        from camshaft.direct import run_in_processes
-
         return run_in_processes(module, source, num_processes=num_processes, **given)
     return execute(direct_parts(module, source, **given))
 
