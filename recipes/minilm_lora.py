@@ -65,9 +65,9 @@ class Passages(DataModule):
 
     def __init__(
         self,
-        words: int = 64,
-        tokens: int = 96,
-        per_kind: int = 1000,
+        words: int = 120,
+        tokens: int = 160,
+        per_kind: int = 650,
         val: tuple[str, ...] | list[str] = ("twelfth-night", "richard-ii", "macbeth"),
         test: tuple[str, ...] | list[str] = (
             "as-you-like-it", "the-comedy-of-errors", "henry-v", "king-john", "king-lear", "timon-of-athens",
