@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from camshaft import terminal
-from camshaft.adapters import merged_weights
 from camshaft.callback import Callback
 from camshaft.checkpoint.reference import digest, leave_out, require_base
 from camshaft.errors import RecipeError
@@ -33,9 +31,8 @@ class LoRA(Callback):
     the weights are, and begin at zero. Checkpoints hold what trains, buffers, and a reference to the frozen
     weights with their digest, against which a resumed run is checked.
 
-    ``export`` writes, when the run ends, the weights with the adapters added in to ``merged.safetensors`` of
-    the run's directory, under the names of the module without adapters. From Python:
-    ``camshaft.adapters.merged_weights(module)``.
+    ``camshaft export`` adds the adapters in, and writes the weights under the names of the module without
+    them; from Python ``camshaft.adapters.merged_weights(module)`` does.
 
     Needs ``peft``. Source: Hu et al. (2021), LoRA. With ``callbacks.quantize`` before it this is QLoRA,
     Dettmers et al. (2023).
@@ -50,7 +47,6 @@ class LoRA(Callback):
         dropout: float = 0.0,
         train: str | Sequence[str] = (),
         adapter: str = "default",
-        export: bool = False,
     ) -> None:
         if rank < 1 or not 0 <= dropout < 1:
             raise RecipeError(
@@ -62,7 +58,6 @@ class LoRA(Callback):
         self.dropout = dropout
         self.train = listed(train)
         self.adapter = adapter
-        self.export = export
         self._digest = ""
         self._base = ""
         self._frozen: set[str] = set()
@@ -117,19 +112,6 @@ class LoRA(Callback):
         """Check that the frozen weights are those that the adapters were trained beside."""
         del state
         require_base(checkpoint, owner=self.name, digest=self._digest)
-
-    def on_fit_end(self, state: State) -> None:
-        """Write the merged weights, if asked to and the run ended in good order."""
-        if not self.export or state.stage != "fit" or state.status not in ("finished", "stopped"):
-            return
-        with state.strategy.full_parameters():
-            weights = merged_weights(state.module)
-        if state.strategy.is_main and state.run_dir is not None:
-            from safetensors.torch import save_file
-
-            path = Path(state.run_dir, "merged.safetensors")
-            save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, path)
-            terminal.say(f"lora: merged weights in {path}")
 
 
 def _count(parameter: Any) -> int:

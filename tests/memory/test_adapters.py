@@ -98,13 +98,6 @@ def test_quantised_weights_merge_into_a_plain_module_that_computes_the_same(to):
     assert torch.allclose(plain(inputs), run.module.eval()(inputs), atol=5e-2 if to == "int8" else 1e-4)
 
 
-def test_the_merged_weights_are_written_when_asked_for(tmp_path):
-    from safetensors.torch import load_file
-
-    run = fit(callbacks=lora(export=True), runs_dir=tmp_path)
-    assert not different(load_file(run.run_dir / "merged.safetensors"), merged_weights(run.module))
-
-
 def test_adapters_stay_in_float32_beside_weights_in_bfloat16():
     run = fit(callbacks={"precision": Precision("bf16-true"), **lora()})
     kinds = {n: p.dtype for n, p in run.module.named_parameters()}
