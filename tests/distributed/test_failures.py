@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from launching import begin, environment, finish, fit, project
 
@@ -78,9 +79,7 @@ def test_a_request_to_stop_reaches_all_ranks_which_save_and_pass_its_code_on(rec
     slurm.chmod(0o755)
     env = environment(recipe, PATH=f"{slurm.parent}:{os.environ['PATH']}", SLURM_JOB_ID="77")
     process = begin([*command, "max_steps=400", "launch.requeue=true"], env, recipe.parent)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("run/*/checkpoints/step_*")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for(lambda: list(tmp_path.glob("run/*/checkpoints/step_*")))
     process.send_signal(signal.SIGTERM)
     done = finish(process, 60)
     assert done.code == 143, done.err
@@ -88,6 +87,24 @@ def test_a_request_to_stop_reaches_all_ranks_which_save_and_pass_its_code_on(rec
     step = int(re.search(r"Terminated after (\d+) steps", done.out)[1])
     assert (tmp_path / "asked").read_text() == "requeue 77\n"
     assert max(tmp_path.glob("run/*/checkpoints/step_*")).name.startswith(f"step_{step:08d}")
+
+
+def test_ranks_whose_launcher_is_killed_end_too(recipe, tmp_path):
+    command = [sys.executable, "-m", "camshaft.fit", str(recipe), *words(tmp_path, "max_steps=4000")]
+    process = begin([*command, "+callbacks.slow._target_=faulty.Slow"], environment(recipe), recipe.parent)
+    wait_for(lambda: list(tmp_path.glob("run/*/checkpoints/step_*")))
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    assert len(ranks) >= 2
+    process.kill()
+    process.communicate(timeout=30)
+    _, alive = psutil.wait_procs(ranks, timeout=30)
+    assert not alive
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def test_the_first_is_the_one_that_brought_the_others_down():
