@@ -61,7 +61,7 @@ def find_checkpoint(wanted: str, directory: RunDirectory | None) -> Path:
                 fix="Give the path of a checkpoint or a run directory, or 'last' or 'best' of a run that saved one.",
             )
         store_dir = directory.checkpoints
-    store = Store(store_dir)
+    store = Store(store_dir, read_only=True)
     names = [wanted, "last"] if wanted == "best" else [wanted if wanted == "last" else "last"]
     for name in names:
         try:

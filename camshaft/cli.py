@@ -27,7 +27,6 @@ COMMANDS = {
     "predict": "write a checkpoint's predictions to files",
     "check": "find every mistake in a recipe, without starting anything",
     "show": "print a resolved recipe and where each value came from",
-    "plan": "estimate memory and time before training",
     "init": "write a starter project that trains and passes its test",
     "runs": "list runs; 'runs diff A B' compares two",
     "schema": "print the JSON schema of recipes, for editors",

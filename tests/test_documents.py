@@ -21,12 +21,6 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-# Announced already, and written with parts of their own; once a file is there it is held to the same tests.
-PENDING = {
-    name for name in ("docs/strategies.md", "camshaft/export.py", "camshaft/plan.py") if not (ROOT / name).exists()
-}
-
-
 def blocks(language):
     """Return (page and number, text) of every block of a language."""
     block = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -81,8 +75,6 @@ def test_links_lead_somewhere(page):
             continue
         path, _, anchor = target.partition("#")
         linked = (page.parent / path).resolve() if path else page
-        if linked in {ROOT / name for name in PENDING}:
-            continue
         assert linked.exists(), target
         if anchor:
             anchors = {heading(line) for line in linked.read_text().splitlines() if line.startswith("#")}
@@ -95,19 +87,17 @@ def test_paths_of_the_project_exist(page):
     fenced = re.compile(r"^```(\w*)\n.*?^```", re.MULTILINE | re.DOTALL)
     text = fenced.sub(lambda block: block[0] if block[1] else "", page.read_text())
     for name in re.findall(r"\b((?:recipes|docs|benchmarks|tests)/[\w./-]+\.(?:yaml|py|md))\b", text):
-        assert (ROOT / name).exists() or name in PENDING, name
+        assert (ROOT / name).exists(), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_exist(page):
     for name in set(re.findall(r"python -m (camshaft\.\w+)", page.read_text())):
-        assert importlib.util.find_spec(name) or f"{name.replace('.', '/')}.py" in PENDING, name
+        assert importlib.util.find_spec(name), name
 
 
 def test_every_command_has_a_module_with_a_main():
     for name in COMMANDS:
-        if f"camshaft/{name}.py" in PENDING:
-            continue
         assert callable(importlib.import_module(f"camshaft.{name}").main), name
 
 

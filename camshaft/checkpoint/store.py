@@ -47,10 +47,18 @@ class Store:
 
     All ranks call each method, except where it says otherwise; an error on one is raised on all.
     While a ``Store`` is open for writing, another run's ``Store`` on the same directory is refused, and
-    what dead runs left half-written is deleted. A remote directory (``s3://...``) is not locked.
+    what dead runs left half-written is deleted. A remote directory (``s3://...``) is not locked. With
+    ``read_only`` nothing is locked, made or deleted, so that a directory can be read while a run writes to it.
     """
 
-    def __init__(self, directory: Location, *, peers: Peers | None = None, strategy: str = "single") -> None:
+    def __init__(
+        self,
+        directory: Location,
+        *,
+        peers: Peers | None = None,
+        strategy: str = "single",
+        read_only: bool = False,
+    ) -> None:
         self._peers: Peers = peers or Alone()
         self._strategy = strategy
         self._place = place_of(directory)
@@ -59,7 +67,8 @@ class Store:
         self._serial: int | None = None
         self._flight: Flight[Location | None] | None = None
         self._buffers = HostBuffers()
-        self._agree(self._open)
+        if not read_only:
+            self._agree(self._open)
 
     def __enter__(self) -> Self:
         return self
