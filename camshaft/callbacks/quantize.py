@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +12,8 @@ from torch import nn
 from camshaft.callback import Callback
 from camshaft.checkpoint.reference import digest, leave_out, require_base
 from camshaft.errors import RecipeError, StrategyError
-from camshaft.layers import find_layers, replace_layer
+from camshaft.layers import find_layers, replace_layer, wrap_forward
+from camshaft.quiet import quiet_imports
 
 if TYPE_CHECKING:
     from camshaft.module import Module
@@ -128,13 +130,27 @@ class Quantize(Callback):
                 # On some CPUs it would pack its weights anew in eval mode, with bfloat16 scales, and fail for narrow
                 # layers: a validation would change what is trained.
                 new.support_avx512bf16_for_cpu = False
-            new.bias = old.bias
-            if new.bias is not None:
-                new.bias.requires_grad_(False)
+            if old.bias is not None:
+                new.bias = old.bias.requires_grad_(False)
+                wrap_forward(new, functools.partial(_beside_bias, new))
             # Quantises now, a layer at a time, so that the device never holds the whole weights.
             return new.to("cpu").train(old.training)  # type: ignore[no-any-return]
 
         return make
+
+
+def _beside_bias(layer: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the bias outside: bitsandbytes would cast it, in place and for good, to the dtype of its first inputs."""
+
+    def run(inputs: torch.Tensor) -> torch.Tensor:
+        bias, layer.bias = layer.bias, None
+        try:
+            outputs: torch.Tensor = forward(inputs)
+        finally:
+            layer.bias = bias
+        return outputs.add_(bias)
+
+    return run
 
 
 def _is_within(name: str, layers: dict[str, nn.Module]) -> bool:
@@ -143,7 +159,8 @@ def _is_within(name: str, layers: dict[str, nn.Module]) -> bool:
 
 def _import_bitsandbytes(who: str) -> Any:
     try:
-        import bitsandbytes
+        with quiet_imports():
+            import bitsandbytes
     except ImportError as error:
         raise RecipeError(
             f"{who} needs bitsandbytes, which cannot be imported: {error}.", fix="Run pip install 'camshaft[qlora]'."

@@ -98,6 +98,15 @@ def test_quantised_weights_merge_into_a_plain_module_that_computes_the_same(to):
     assert torch.allclose(plain(inputs), run.module.eval()(inputs), atol=5e-2 if to == "int8" else 1e-4)
 
 
+@pytest.mark.parametrize("to", ["nf4", "int8"])
+def test_biases_of_quantised_layers_stay_as_they_are(to):
+    pytest.importorskip("bitsandbytes")
+    run = fit(callbacks={"precision": Precision("bf16"), "q": Quantize("blocks", to=to, compute="bf16"), **lora()})
+    expected = {n: b for n, b in stack().state_dict().items() if "blocks" in n and n.endswith("bias")}
+    merged = merged_weights(run.module)
+    assert not different({n: merged[n] for n in expected}, expected)
+
+
 def test_adapters_stay_in_float32_beside_weights_in_bfloat16():
     run = fit(callbacks={"precision": Precision("bf16-true"), **lora()})
     kinds = {n: p.dtype for n, p in run.module.named_parameters()}
