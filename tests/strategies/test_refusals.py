@@ -1,12 +1,16 @@
 """What a strategy cannot do is said before training, with what to do instead."""
 
 import sys
+from importlib.util import find_spec
 
 import pytest
+import torch
 from mistakes import MISTAKES, make_all
 
 from camshaft import StrategyError
 from camshaft.strategies.deepspeed import DeepSpeed
+from camshaft.strategies.megatron import Megatron
+from camshaft.strategies.single import Single
 from camshaft.testing import run_processes
 
 pytestmark = pytest.mark.distributed
@@ -52,3 +56,27 @@ def test_deepspeed_that_is_not_installed_is_said_with_how_to_install_it(monkeypa
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(StrategyError, match=r"pip install 'camshaft\[deepspeed\]'"):
         DeepSpeed(2, device="cpu").launch()
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("tpu", "pip install torch_xla"),
+        ("mps", "this machine has no Metal device"),
+        ("cuda", "sees no CUDA device"),
+        ("quantum", "device 'quantum' is unknown"),
+    ],
+)
+def test_a_device_that_is_not_there_is_said_with_what_it_needs(device, said):
+    missing = {"mps": not torch.backends.mps.is_available(), "cuda": not torch.cuda.is_available()}
+    missing["tpu"] = find_spec("torch_xla") is None
+    if not missing.get(device, True):
+        pytest.skip(f"this machine has {device}")
+    with pytest.raises(StrategyError) as caught:
+        Single(device).launch()
+    assert said in str(caught.value)
+
+
+def test_megatron_says_what_is_missing_and_what_to_use_instead():
+    with pytest.raises(StrategyError, match="strategy: fsdp or deepspeed for large modules"):
+        Megatron().launch()
