@@ -223,7 +223,7 @@ def test_adapters_under_ddp_and_fsdp_equal_one_process():
     pytest.importorskip("bitsandbytes")
     expected = weights(fit(calm(), lora(), accumulate=2))
     quantised = {n: p.detach() for n, p in fit(calm(), qlora(), accumulate=2).module.named_parameters()}
-    for results in run_processes(2, in_processes, timeout_s=100):
+    for results in run_processes(2, in_processes, timeout_s=240):
         assert distance(results["ddp"], expected) < 1e-5
         assert distance(results["fsdp"], expected) < 1e-5
         trained = [name for name in quantised if quantised[name].is_floating_point()]

@@ -286,7 +286,7 @@ def several() -> dict[str, object]:
 
 @pytest.mark.distributed
 def test_a_switch_under_ddp_and_fsdp_equals_a_hand_written_one_and_ranks_agree_on_a_skipped_step():
-    first, second = run_processes(2, several, timeout_s=100)
+    first, second = run_processes(2, several, timeout_s=240)
     for rank in (first, second):
         for name in ("ddp", "fsdp"):
             ours, theirs = rank[name]

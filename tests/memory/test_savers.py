@@ -329,6 +329,6 @@ def test_savers_under_ddp_and_fsdp_equal_one_process():
         ),
         "recompute": weights(fit(accumulate=2)),
     }
-    for results in run_processes(2, in_processes, timeout_s=100):
+    for results in run_processes(2, in_processes, timeout_s=240):
         for (name, key), found in results.items():
             assert distance(found, expected[key]) < 1e-5, (name, key)
