@@ -29,14 +29,14 @@ def read_settings(given: Mapping[str, Any], callbacks: Collection[str], *, who: 
     data = {name: _plain(value) for name, value in given.items()}
     # Built already, so there is nothing in them to check but their names.
     data["callbacks"] = {name: {} for name in callbacks}
-    problems = Problems()
+    problems = Problems(who)
     checker = Checker(Composed(data, {(): Origin("", 0, who)}), allowed((), None), problems)
     checker.record(Settings, data, ())
     for name in SHORTHANDS:
         if data.get(name) is not None and data[name] is not False:
             checker.shorthand(name, data[name])
     check_rules(data, checker)
-    problems.raise_any(who)
+    problems.raise_any()
     return settings_of(data)
 
 

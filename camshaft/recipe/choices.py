@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
+from camshaft.errors import RecipeError
 from camshaft.recipe.check import Checker
 from camshaft.recipe.compose import read_path
 from camshaft.recipe.problems import Path, Problems, dotted, show
@@ -44,9 +46,10 @@ def _check(data: dict[str, Any], path: Path, value: Any, place: Path, checker: C
             return
         target = inner
     target[path[-1]] = value
-    problems = Problems()
+    problems = Problems(dotted(path))
     inner_checker = Checker(checker.composed, checker.allow, problems)
-    inner_checker.run(changed)
-    check_rules(changed, inner_checker)
+    with contextlib.suppress(RecipeError):  # raised where there are too many, which are noted all the same
+        inner_checker.run(changed)
+        check_rules(changed, inner_checker)
     for problem in problems.items:
         checker.note(place, f"with {dotted(path)}={show(value)}: {problem.what}", why=problem.why, fix=problem.fix)

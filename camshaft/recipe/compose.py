@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -25,6 +25,7 @@ class Composed:
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[Path, Origin] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    files: int = 0
     main: str = ""
 
     def origin(self, path: Path) -> Origin:
@@ -60,8 +61,10 @@ def _add_file(result: Composed, shown: str, chain: tuple[str, ...], problems: Pr
     if identity in map(os.path.realpath, chain):
         circle = " -> ".join([*chain, shown])
         raise RecipeError(f"the recipes extend each other in a circle: {circle}.", fix="Remove one 'extends'.")
-    if len(result.texts) >= MAX_FILES or len(chain) >= MAX_FILES:
-        raise RecipeError(f"{chain[0]} extends more than {MAX_FILES} files.", fix="Join some of them.")
+    # Counted by reads: a file that others extend twice is read twice, and so are all that it extends.
+    result.files += 1
+    if result.files > MAX_FILES:
+        raise RecipeError(f"{(*chain, shown)[0]} extends more than {MAX_FILES} files.", fix="Join some of them.")
     document = read_file(FilePath(shown), shown)
     result.texts[shown] = document.text
     layer = "recipe" if not chain else f"extended by {chain[-1]}"
@@ -133,9 +136,7 @@ def _merge(result: Composed, new: Any, path: Path, origins: dict[Path, Origin]) 
             continue
         _forget(result, here)
         target[key] = value
-        for place, origin in origins.items():
-            if place[: len(here)] == here:
-                result.origins[place] = origin
+        result.origins.update({place: origins[place] for place in _places(value, here) if place in origins})
 
 
 def _other_class(old: dict[Any, Any], new: dict[Any, Any]) -> bool:
@@ -144,8 +145,16 @@ def _other_class(old: dict[Any, Any], new: dict[Any, Any]) -> bool:
 
 
 def _forget(result: Composed, path: Path) -> None:
-    for place in [place for place in result.origins if place[: len(path)] == path]:
-        del result.origins[place]
+    for place in _places(_find(result.data, path), path):
+        result.origins.pop(place, None)
+
+
+def _places(value: Any, path: Path) -> Iterator[Path]:
+    """Walk the paths of a value and of all inside it: layers cost their own size, not that of the whole recipe."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        yield from _places(item, (*path, key))
 
 
 def _apply(result: Composed, text: str, problems: Problems) -> None:
@@ -243,6 +252,5 @@ def _remove(result: Composed, text: str, origin: Origin, problems: Problems) -> 
             fix="Switch a default off with callbacks.NAME=null.",
         )
         return
-    parent = _find(result.data, path[:-1])
-    del parent[path[-1]]
     _forget(result, path)
+    del _find(result.data, path[:-1])[path[-1]]

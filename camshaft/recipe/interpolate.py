@@ -16,6 +16,7 @@ from camshaft.recipe.redact import is_secret_variable
 
 MAX_COST = 20_000
 MAX_CHAIN = 20
+MAX_INTERPOLATIONS = 1000
 MAX_CHARACTERS = 1 << 20
 
 _REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_]\w*(?:\.\w+)*)\}")
@@ -36,6 +37,14 @@ def interpolate(
     found = {path: text for path, text in _texts(data, ()) if "${" in text}
     if not found:
         return data
+    if len(found) > MAX_INTERPOLATIONS:
+        place = next(iter(found))
+        problems.add(
+            origin(place),
+            f"the recipe holds {len(found):,} interpolations; at most {MAX_INTERPOLATIONS:,} are read.",
+            fix="Write some of the values out.",
+        )
+        return data
     before = len(problems.items)
     for path, text in found.items():
         _check_text(path, text, origin(path), data=data, allowed=allowed, problems=problems)
@@ -47,7 +56,9 @@ def interpolate(
         if reason:
             problems.add(origin(path), f"{dotted(path)}: {reason}", fix="Write the value out.")
             return data
-    return _resolve(data, found)
+    # OmegaConf is slow on large recipes: it is given the parts that the interpolations read or are in.
+    parts = {path[0] for path in budget.known}
+    return data | _resolve({key: value for key, value in data.items() if key in parts}, found)
 
 
 def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,6 +11,8 @@ from typing import TypeAlias
 from camshaft.errors import RecipeError
 
 Path: TypeAlias = "tuple[str | int, ...]"
+MAX_MISTAKES = 50
+MAX_NAMES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +48,26 @@ class Problem:
 
 
 class Problems:
-    """A growing list of mistakes, each said once."""
+    """A growing list of the mistakes in ``recipe``, each said once."""
 
-    def __init__(self) -> None:
+    def __init__(self, recipe: str) -> None:
+        self.recipe = recipe
         self.items: list[Problem] = []
 
     def add(self, origin: Origin, what: str, *, why: str = "", fix: str = "") -> None:
-        """Note a mistake."""
-        problem = Problem(origin, what, why, fix)
-        if problem not in self.items:
-            self.items.append(problem)
+        """Note a mistake.
 
-    def raise_any(self, recipe: str) -> None:
+        Raises:
+            RecipeError: there are so many that nobody reads more; a file of nothing but mistakes would take minutes.
+        """
+        problem = Problem(origin, what, why, fix)
+        if problem in self.items:
+            return
+        if len(self.items) == MAX_MISTAKES:
+            self.raise_any(f"more than {MAX_MISTAKES} mistakes; these were found first")
+        self.items.append(problem)
+
+    def raise_any(self, count: str = "") -> None:
         """Raise one error that lists every mistake, in the order of files and lines.
 
         Raises:
@@ -70,7 +81,7 @@ class Problems:
         if len(items) == 1:
             raise RecipeError(str(items[0]))
         body = "\n".join(str(problem) for problem in items)
-        raise RecipeError(f"{recipe} has {len(items)} mistakes.\n{body}")
+        raise RecipeError(f"{self.recipe} has {count or f'{len(items)} mistakes'}.\n{body}")
 
 
 def dotted(path: Sequence[str | int]) -> str:
@@ -80,7 +91,7 @@ def dotted(path: Sequence[str | int]) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was most likely meant."""
-    lowered = {candidate.lower(): candidate for candidate in map(str, known)}
+    lowered = {candidate.lower(): candidate for candidate in map(str, itertools.islice(known, MAX_NAMES))}
     match = difflib.get_close_matches(str(name)[:100].lower(), lowered, n=1, cutoff=0.6)
     return lowered[match[0]] if match else None
 

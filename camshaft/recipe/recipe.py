@@ -59,18 +59,17 @@ def load(
         RecipeError: lists every mistake, with its file, line and layer.
     """
     files = [str(paths)] if isinstance(paths, str | FilePath) else [str(path) for path in paths]
-    problems = Problems()
+    problems = Problems(" + ".join(files) or "the recipe")
     composed = compose(files, overrides, problems)
     folder = _code(composed)
     granted = allowed(allow, folder)
     data = interpolate(composed.data, composed.origin, granted.variables, problems)
     checker = Checker(composed, granted, problems)
     checker.run(data)
-    shown = " + ".join(files) or "the recipe"
     check_rules(data, checker)
     if not problems.items:
         check_choices(data, checker)
-    problems.raise_any(shown)
+    problems.raise_any()
     if checker.local_targets and folder is not None and not inspect:
         if trust:
             remember(folder)

@@ -44,7 +44,6 @@ def fit(tmp_path, scores=(1, 2, 3), **options):
     return steps, look.checkpoint, result
 
 
-
 @pytest.mark.parametrize(
     ("options", "kept"),
     [

@@ -86,5 +86,3 @@ def test_a_step_of_one_micro_batch_is_refused():
 def test_a_decay_that_makes_no_sense_is_refused():
     with pytest.raises(RecipeError, match=r"GradientNoiseScale\.decay is 1\.0"):
         GradientNoiseScale(decay=1.0)
-
-

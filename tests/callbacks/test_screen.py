@@ -18,9 +18,7 @@ QUIET = {"jsonl": None, "tensorboard": None, "console": None}
 
 
 def printed(capsys, tmp_path, **settings):
-    camshaft.run(
-        TinyModule(), TinyData(), loggers=QUIET, runs_dir=tmp_path, device="cpu", checkpoint=False, **settings
-    )
+    camshaft.run(TinyModule(), TinyData(), loggers=QUIET, runs_dir=tmp_path, device="cpu", checkpoint=False, **settings)
     return capsys.readouterr().out
 
 

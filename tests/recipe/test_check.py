@@ -200,3 +200,10 @@ def test_a_shorthand_is_checked_like_its_callback(project):
         "r.yaml:3: checkpoint stands for the built-in callback of that name.\n"
         "  Name a class of your own as callbacks.checkpoint._target_."
     )
+
+
+def test_a_file_of_nothing_but_mistakes_is_not_listed_to_its_end(project):
+    lines = errors("".join(f"k{number}: 1\n" for number in range(200))).splitlines()
+    assert lines[0] == "r.yaml has more than 50 mistakes; these were found first."
+    assert lines[1] == "r.yaml:1: k0 is not a key of a recipe."
+    assert sum(line.startswith("r.yaml:") for line in lines) == 50

@@ -131,3 +131,17 @@ def test_what_was_written_is_kept_whole(project):
 def test_a_file_name_becomes_a_name_that_a_directory_can_have(project):
     write("module: {_target_: net.Net}\nmax_epochs: 1\n", "_my recipe (2).yaml")
     assert load("_my recipe (2).yaml", inspect=True).name == "my-recipe--2-"
+
+
+def test_files_that_extend_the_same_again_and_again_are_refused_early(project):
+    for depth in range(6):
+        below = ", ".join([f"l{depth + 1}.yaml"] * 8) if depth < 5 else ""
+        (project / f"l{depth}.yaml").write_text(f"extends: [{below}]\nseed: {depth}\n")
+    assert errors("extends: l0.yaml\n") == "r.yaml extends more than 50 files.\n  Join some of them."
+
+
+def test_an_override_that_replaces_a_mapping_forgets_where_its_parts_came_from(project):
+    recipe = read(BASE, ["module={_target_: net.Big, depth: 2}"])
+    assert recipe.config["module"] == {"_target_": "net.Big", "depth": 2}
+    assert {key for key in recipe.origins if key.startswith("module")} == {"module", "module._target_", "module.depth"}
+    assert str(recipe.origins["module.depth"]).startswith("command line")

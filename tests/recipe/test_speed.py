@@ -1,4 +1,4 @@
-"""Loading and checking stay fast: the best of several runs, because others share this machine."""
+"""Loading and checking stay fast: the best of several runs, in time of the processor, which others share."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from camshaft.recipe import load
 
 
 def long_recipe(lines):
-    head = "module: {_target_: net.Open}\nmax_epochs: 3\nmodule2: &m {}\n".replace("module2: &m {}\n", "")
+    head = "module: {_target_: net.Open}\nmax_epochs: 3\n"
     body = "".join(f"  argument_{i}: [{i}, {i + 1}, text]\n" for i in range(lines))
     return (
         f"{head}data:\n  _target_: net.Data\noptimizer: {{name: adamw, lr: 1e-3}}\nscheduler: {{name: cosine}}\n",
@@ -22,11 +22,11 @@ def test_two_hundred_lines_in_three_layers_load_within_100_ms(project):
     (project / "two.yaml").write_text(f"extends: one.yaml\nmodule:\n{body}")
     (project / "three.yaml").write_text("extends: two.yaml\nname: x-${optimizer.lr}\ncheckpoint: {keep_last: 2}\n")
     code = (
-        "import time, omegaconf; from camshaft.recipe import load; start = time.perf_counter(); "
-        "load('three.yaml', ['optimizer.lr=0.1'], inspect=True); print(time.perf_counter() - start)"
+        "import time, omegaconf; from camshaft.recipe import load; start = time.process_time(); "
+        "load('three.yaml', ['optimizer.lr=0.1'], inspect=True); print(time.process_time() - start)"
     )
     times = []
-    for _ in range(5):
+    for _ in range(3):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
         times.append(float(done.stdout))
     assert min(times) < 0.1, times
