@@ -34,6 +34,8 @@ def fit(
     called once a limit was reached, before the run ends for its callbacks.
     """
     with session(state, hooks):
+        if state.streams is not None:
+            state.streams()
         if not state.restored:
             _check_validation(state)
             if state.validation.at_start:

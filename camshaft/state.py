@@ -177,6 +177,7 @@ class State:
         saved, saved_step: the newest durable checkpoint of this run, and its step.
         flight: the checkpoint that is being written in the background.
         restored: whether the run continues from a checkpoint.
+        streams: gives a resumed run its random streams back, once nothing but the loop is left to run.
         status: "running", then "finished", "stopped", "interrupted", "terminated" or "failed".
     """
 
@@ -213,6 +214,7 @@ class State:
     restored: bool = field(default=False, init=False)
     in_update: bool = field(default=False, init=False)
     data_state: Callable[[], dict[str, Any]] | None = field(default=None, init=False)
+    streams: Callable[[], None] | None = field(default=None, init=False)
     values: dict[str, tuple[float, int]] = field(default_factory=dict, init=False)
     signal: str | None = field(default=None, init=False)
     status: str = field(default="running", init=False)

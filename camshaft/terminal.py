@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,11 @@ if TYPE_CHECKING:
 @cache
 def console() -> Console:
     """Return the console that everything of camshaft prints to."""
+    # Importing rich draws from python's global stream, and must not do so in the middle of a run.
+    drawn = random.getstate()
     from rich.console import Console
 
+    random.setstate(drawn)
     return Console()
 
 

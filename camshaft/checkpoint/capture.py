@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +135,7 @@ def restore(state: State, hooks: Hooks, reader: Reader) -> None:
     state.saved_step = state.progress.step
     record = Checkpoint(state.progress.step, "restored", data=data, reader=reader)
     hooks.on_restore(state, record)
-    restore_streams(state, reader)
+    state.streams = read_streams(state, reader)
 
 
 def restore_for_evaluation(state: State, hooks: Hooks, reader: Reader) -> None:
@@ -205,10 +206,12 @@ def stream_tensors() -> dict[str, Tensor]:
     return tensors
 
 
-def restore_streams(state: State, reader: Reader) -> None:
-    """Give every random stream of this rank back as it was.
+def read_streams(state: State, reader: Reader) -> Callable[[], None]:
+    """Read every random stream of this rank, and return what gives them back.
 
-    A rank that the saved run did not have starts streams of its own, from (seed, rank, step).
+    That is called last, when nothing but the loop is left to run: whatever else starts a run (loggers,
+    callbacks, imports that draw) then finds them as it did in the run that was saved. A rank that the saved
+    run did not have starts streams of its own, from (seed, rank, step).
 
     Raises:
         CheckpointError: a stream that exists here was not saved.
@@ -220,20 +223,24 @@ def restore_streams(state: State, reader: Reader) -> None:
     rank = state.strategy.data_rank
     saved: Any = reader.rank_data("streams", rank)
     if saved is None:
-        seed_streams(derive_seed(state.seed, "resumed", rank, state.progress.step))
-        return
-    version, internal, gauss = saved["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, position, has_gauss, cached = saved["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))  # noqa: NPY002
+        seed = derive_seed(state.seed, "resumed", rank, state.progress.step)
+        return lambda: seed_streams(seed)
     tensors = reader.rank_tensors(rank)
     for name in stream_tensors():
         if name not in tensors:
             raise CheckpointError(
                 f"the checkpoint has no random stream {name!r} of rank {rank}.",
                 why="Dropout and sampling would differ from the uninterrupted run.",
-                fix="Resume on the kind of device that saved it, or pass resume.exact=false to accept that.",
+                fix="Resume on the kind of device that saved it.",
             )
+    return lambda: _write_streams(saved, tensors)
+
+
+def _write_streams(saved: Any, tensors: Mapping[str, Tensor]) -> None:
+    version, internal, gauss = saved["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = saved["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))  # noqa: NPY002
     torch.set_rng_state(tensors["torch_cpu"])
     if "torch_cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["torch_cuda"])
