@@ -55,7 +55,7 @@ class Tiny(Module):
         self.typical = typical
         self.steps = steps
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:  # noqa: ARG002
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         inputs, targets = batch
         loss = nn.functional.cross_entropy(self.net(inputs), targets)
         if self.typical:
