@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,8 @@ def build_model(config: Mapping[str, Any] | None, *, pretrained: str | Path | No
         raise ModuleError(
             f"HFModule needs transformers, which cannot be imported: {error}.", fix="Run pip install 'camshaft[lora]'."
         ) from error
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
     cls = getattr(transformers, auto, None)
     if cls is None or not auto.startswith("Auto"):
         known = [name for name in dir(transformers) if name.startswith("AutoModelFor")]
