@@ -16,7 +16,7 @@ from camshaft.terminal import say
 from camshaft.worker import was_restarted
 
 # A change below these makes "the same run, continued" untrue: other weights, other samples, another order.
-_BINDING = ("module", "data", "seed", "callbacks.seed")
+_BINDING = ("module", "data", "batch_size", "seed", "callbacks.seed")
 # These may change freely: they say how long, where to and how a run goes on, not what it is.
 _FREE = (
     "resume", "allow_changes", "max_epochs", "max_steps", "max_time", "runs_dir", "name", "launch", "plan", "choices",
