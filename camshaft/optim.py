@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -71,14 +71,20 @@ class Plan:
     def describe(self, planned_steps: int | None) -> str:
         """Say in one line what the learning rate will do."""
         kind = self.name or type(self.scheduler).__name__
-        rates = sorted({group["lr"] for group in self.scheduler.optimizer.param_groups})
+        groups = self.scheduler.optimizer.param_groups
+        first, base = (_rates(group.get(key, group["lr"]) for group in groups) for key in ("lr", "initial_lr"))
         when = (
             f"when {self.monitor} is produced" if self.is_plateau else _every(self.frequency, self.interval or "epoch")
         )
         total = getattr(self.scheduler, "total_steps", None)
         length = f", {total} in all" if total is not None else ""
         ending = f"; the run plans {planned_steps} steps" if planned_steps is not None else ""
-        return f"{kind} from {', '.join(f'{rate:g}' for rate in rates)}, stepped {when}{length}{ending}"
+        rates = f"from {base}" if first == base else f"of {base}, starting at {first}"
+        return f"{kind} {rates}, stepped {when}{length}{ending}"
+
+
+def _rates(rates: Iterable[float]) -> str:
+    return " and ".join(f"{rate:g}" for rate in sorted({float(rate) for rate in rates}))
 
 
 def _every(frequency: int, unit: str) -> str:

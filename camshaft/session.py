@@ -22,6 +22,7 @@ from camshaft.data import DataModule
 from camshaft.errors import CallbackError, DataError
 from camshaft.loggers.base import Logger, Run, Sinks
 from camshaft.module import Module
+from camshaft.redact import redact
 from camshaft.resuming import resume
 from camshaft.rundir import RunDirectory
 from camshaft.schedule import seconds
@@ -208,14 +209,24 @@ def _reporting(assembled: Assembled, directory: RunDirectory | None) -> Iterator
     try:
         yield
     except BaseException as error:
-        report(state=state.status if state.status != "running" else "failed", error=f"{type(error).__name__}: {error}",
-               step=state.progress.step, epoch=state.progress.epoch)  # fmt: skip
+        status, reason = "failed" if state.status == "running" else state.status, f"{type(error).__name__}: {error}"
+        report(state=status, error=redact(reason), step=state.progress.step, epoch=state.progress.epoch)
+        if directory is not None and state.strategy.is_main and assembled.parts.recipe:
+            _say_where(assembled, directory)
         raise
     finally:
         state.loggers.close(state.status)
         state.module.attach(None)
         if assembled.data is not None:
             assembled.data.teardown("fit")
+
+
+def _say_where(assembled: Assembled, directory: RunDirectory) -> None:
+    """Say where a run that failed lies, and how to go on with it, before its error is shown."""
+    state, path = assembled.state, directory.path
+    say(f"{state.status.capitalize()} after {state.progress.step} steps. Run directory: {path}")
+    if (directory.checkpoints / "last").exists():
+        say(f"Continue it from its last checkpoint: python -m camshaft.fit {path / 'recipe.yaml'} resume={path}")
 
 
 def _silent(**_changes: Any) -> None:

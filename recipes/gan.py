@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.svm import SVC
 from torch import Tensor, nn
-from torch.nn.functional import one_hot, softplus
+from torch.nn.functional import one_hot, pad, softplus
 from torch.optim import Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -154,7 +154,12 @@ def load_splits() -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(images[train], labels[train]), TensorDataset(images[val], labels[val])
 
 
-def grid(images: Tensor) -> Tensor:
-    """Put images of shape (rows, columns, height, width), in [-1, 1], side by side: (1, H, W), in [0, 1]."""
+def grid(images: Tensor, scale: int = 4) -> Tensor:
+    """Put images of shape (rows, columns, height, width), in [-1, 1], side by side: (1, H, W), in [0, 1].
+
+    Each has a dark edge, and every pixel is ``scale`` wide, so that a person sees something.
+    """
     rows, columns, height, width = images.shape
-    return (images.transpose(1, 2).reshape(1, rows * height, columns * width) + 1) / 2
+    framed = pad((images + 1) / 2, (0, 1, 0, 1))
+    joined = framed.transpose(1, 2).reshape(1, rows * (height + 1), columns * (width + 1))
+    return joined.repeat_interleave(scale, 1).repeat_interleave(scale, 2)

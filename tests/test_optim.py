@@ -138,7 +138,7 @@ def test_frequency_counts_over_the_run():
 def test_a_plan_describes_itself():
     plan = Plan(Cosine(sgd(), total_steps=10, warmup_steps=2))
     plan.resolve(10)
-    assert plan.describe(10) == "Cosine from 0.5, stepped every step, 10 in all; the run plans 10 steps"
+    assert plan.describe(10) == "Cosine of 1, starting at 0.5, stepped every step, 10 in all; the run plans 10 steps"
 
 
 def rates(kind, **options):

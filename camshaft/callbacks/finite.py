@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from camshaft.state import Checkpoint, State
 
 
+GIVE_UP = 100
+
+
 class FiniteLoss(Callback):
     """Raise, skip the update, or go on when a loss is NaN or infinite.
 
     ``raise`` keeps the first bad step on the device and looks at log steps and before a checkpoint,
     so that none is poisoned; on the CPU, where looking is free, it looks at once. ``skip`` decides for
-    all ranks before each update, which reads the device once a step.
+    all ranks before each update, which reads the device once a step; after 100 skipped in a row it raises,
+    because a run counted in steps would never end.
     """
 
     def __init__(self, policy: Literal["raise", "skip", "ignore"] = "raise") -> None:
@@ -28,6 +32,7 @@ class FiniteLoss(Callback):
         self.policy = policy
         self.needs_host_sync = policy == "skip"
         self.skipped = 0
+        self._in_a_row = 0
         self._first_bad: Tensor | None = None
         self._bad: Tensor | None = None
 
@@ -49,9 +54,18 @@ class FiniteLoss(Callback):
         """Skip the update on all ranks when any of them found a bad loss."""
         if self.policy == "skip" and self._bad is not None:
             found, self._bad = bool(self._bad.item()), None
-            if state.strategy.any(found):
-                self.skipped += 1
-                state.control.skip_step("the loss is not finite")
+            if not state.strategy.any(found):
+                self._in_a_row = 0
+                return
+            self.skipped += 1
+            self._in_a_row += 1
+            if self._in_a_row >= GIVE_UP:
+                raise LossError(
+                    f"{GIVE_UP} losses in a row were not finite, up to step {state.progress.step + 1}.",
+                    why="Nothing is learned any more, and skipping changes nothing about it.",
+                    fix="Go back to an earlier checkpoint with a lower learning rate, or check the data.",
+                )
+            state.control.skip_step("the loss is not finite")
 
     def on_step(self, state: State) -> None:
         """Look at log steps."""

@@ -45,9 +45,8 @@ class ProgressBar(Callback):
         self._pace.start(state.progress.step)
         if terminal.console().is_terminal:
             self._progress = _open()
-            self._task = self._progress.add_task(
-                "", total=_length(state), completed=state.progress.step, rate="", values=""
-            )
+            total, step = _length(state), state.progress.step
+            self._task = self._progress.add_task(_epoch(state), total=total, completed=step, **_fields(total))
 
     @main_process_only
     def on_epoch_start(self, state: State) -> None:
@@ -77,7 +76,8 @@ class ProgressBar(Callback):
         if self._progress is None:
             self._progress = _open()
         name = "validation" if state.stage == "fit" else state.stage
-        self._evaluation = self._progress.add_task(name, total=_rounds(state), rate="", values="")
+        total = _rounds(state)
+        self._evaluation = self._progress.add_task(name, total=total, **_fields(total))
         self._pace.left = 1
 
     @main_process_only
@@ -118,21 +118,22 @@ class ProgressBar(Callback):
         """Show where the run ended."""
         if self._fitting and self._progress is not None:
             self._pace.measure(state.progress.step)
-            self._draw(state)
+            self._draw(state, is_end=True)
         elif self._fitting and state.progress.step != self._printed:
             self._pace.measure(state.progress.step)
             self._print(state)
         self._close()
         self._fitting = False
 
-    def _draw(self, state: State) -> None:
+    def _draw(self, state: State, *, is_end: bool = False) -> None:
         assert self._progress is not None
         assert self._task is not None
         self._progress.update(
             self._task,
-            description=_epoch(state),
+            description=_finished_epoch(state) if is_end else _epoch(state),
             completed=state.progress.step,
             rate=_rate(self._pace.rate),
+            left=self._left(state),
             values=_values(state),
         )
         self._progress.refresh()
@@ -140,9 +141,15 @@ class ProgressBar(Callback):
     def _print(self, state: State) -> None:
         self._printed = step = state.progress.step
         total = _length(state)
-        left = f"{_clock((total - step) / self._pace.rate)} left" if total and self._pace.rate else ""
-        parts = (_epoch(state), f"step {step}/{total or '?'}", _rate(self._pace.rate), left, _values(state))
+        count = f"step {step}/{total}" if total else f"step {step}"
+        parts = (_finished_epoch(state), count, _rate(self._pace.rate), self._left(state), _values(state))
         terminal.say("  ".join(part for part in parts if part))
+
+    def _left(self, state: State) -> str:
+        total = _length(state)
+        if not total or not self._pace.rate:
+            return ""
+        return f"{_clock(max(0, total - state.progress.step) / self._pace.rate)} left"
 
     def _close(self) -> None:
         if self._progress is not None:
@@ -192,20 +199,23 @@ class _Pace:
 
 
 def _open() -> Progress:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     progress = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
-        TextColumn("{task.completed:.0f}/{task.total}", markup=False),
-        TextColumn("{task.fields[rate]}", markup=False),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[values]}", markup=False),
+        TextColumn("{task.completed:.0f}{task.fields[of]}", markup=False),
+        *(TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("rate", "left", "values")),
         console=terminal.console(),
         auto_refresh=False,
     )
     progress.start()
     return progress
+
+
+def _fields(total: int | None) -> dict[str, Any]:
+    """Return what a new bar shows beside its own columns; nobody knows how long some runs are."""
+    return {"of": f"/{total}" if total is not None else "", "rate": "", "left": "", "values": ""}
 
 
 def _length(state: State) -> int | None:
@@ -227,9 +237,18 @@ def _rounds(state: State) -> int | None:
 
 
 def _epoch(state: State) -> str:
-    last = state.limits.max_epochs
-    number = state.progress.epoch + 1 if last is None else min(state.progress.epoch + 1, last)
-    return f"epoch {number}" if last is None else f"epoch {number}/{last}"
+    """Name the epoch that runs."""
+    return _named(state.progress.epoch + 1, state.limits.max_epochs)
+
+
+def _finished_epoch(state: State) -> str:
+    """Name the epoch that the newest finished step belongs to."""
+    progress = state.progress
+    return _named(max(1, progress.epoch + bool(progress.epoch_batches)), state.limits.max_epochs)
+
+
+def _named(number: int, last: int | None) -> str:
+    return f"epoch {number}" if last is None else f"epoch {min(number, last)}/{last}"
 
 
 def _rate(rate: float) -> str:

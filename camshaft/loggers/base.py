@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from camshaft.redact import redact
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -118,6 +120,5 @@ class Sinks:
                 if logger.on_error == "raise":
                     raise
                 del self.loggers[name]
-                warnings.warn(
-                    f"logger {name!r} failed and is off from here on: {type(error).__name__}: {error}", stacklevel=2
-                )
+                reason = redact(f"{type(error).__name__}: {error}")
+                warnings.warn(f"logger {name!r} failed and is off from here on: {reason}", stacklevel=2)

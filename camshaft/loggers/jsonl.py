@@ -109,4 +109,5 @@ def _lines(path: Path, step: int) -> Iterator[str]:
                 and entry.get("step", 0) <= step
                 and entry.get("kind") not in ("status", "hparams")
             ):
-                yield line
+                # A kill may have come between a whole line and its end.
+                yield line if line.endswith("\n") else f"{line}\n"

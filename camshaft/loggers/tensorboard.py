@@ -47,7 +47,7 @@ class TensorBoard(Logger):
             start = SessionLog(status=SessionLog.START)
             self._write(Event(wall_time=time.time(), step=run.resumed_step + 1, session_log=start))
         if run.recipe:
-            self.log_text("recipe", f"```yaml\n{run.recipe}\n```", run.resumed_step)
+            self.log_text("recipe", f"```yaml\n{run.recipe.rstrip()}\n```", run.resumed_step)
 
     def log_metrics(self, record: Record) -> None:
         """Write a record's values as scalars."""
@@ -63,9 +63,11 @@ class TensorBoard(Logger):
         self._summary([Summary.Value(tag=name, simple_value=value) for name, value in values.items()], record.step)
 
     def log_text(self, name: str, text: str, step: int) -> None:
-        """Write a text, which TensorBoard shows as Markdown."""
+        """Write a text, which TensorBoard shows as Markdown: its lines stay lines."""
         if self._file is None:
             return
+        if "```" not in text:
+            text = text.replace("\n", "  \n")
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto

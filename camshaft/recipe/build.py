@@ -12,6 +12,7 @@ from camshaft.recipe.problems import Path, dotted
 from camshaft.recipe.recipe import Recipe
 from camshaft.recipe.registry import SLOTS, Slot
 from camshaft.recipe.trust import resolve
+from camshaft.redact import redact
 from camshaft.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -183,7 +184,8 @@ def _call(recipe: Recipe, cls: type[Any], arguments: dict[str, Any], path: Path)
         except CamshaftError:
             raise
         except (TypeError, ValueError, AssertionError, KeyError, NotImplementedError, OSError) as error:
-            raise RecipeError(f"{cls.__name__} could not be built: {type(error).__name__}: {error}") from error
+            reason = redact(f"{type(error).__name__}: {error}")
+            raise RecipeError(f"{cls.__name__} could not be built: {reason}") from error
 
 
 class _located:  # noqa: N801 - reads as the statement it is
@@ -204,6 +206,7 @@ class _located:  # noqa: N801 - reads as the statement it is
             path = path[:-1]
         origin = self.recipe.origins.get(dotted(path))
         place = f"{origin}: " if origin is not None else ""
-        located = type(error)(f"{place}{dotted(self.path)}: {error.what}", why=error.why, fix=error.fix)
+        what, why, fix = map(redact, (error.what, error.why, error.fix))
+        located = type(error)(f"{place}{dotted(self.path)}: {what}", why=why, fix=fix)
         located.located = True  # type: ignore[attr-defined]
         raise located from error

@@ -11,11 +11,11 @@ from camshaft.recipe.annotations import Kind, explain
 from camshaft.recipe.compose import Composed
 from camshaft.recipe.modules import Definition, Source, exported, find, read_module
 from camshaft.recipe.problems import Path, Problems, dotted, nearest, show, suggest
-from camshaft.recipe.redact import HIDDEN, is_secret_argument, looks_secret
 from camshaft.recipe.registry import CALLBACKS, SHORTHANDS, SLOTS, Slot
 from camshaft.recipe.settings import RECORDS, Settings, fields
 from camshaft.recipe.signatures import Parameter, Signature, signature
 from camshaft.recipe.trust import Allowed, refusal
+from camshaft.redact import HIDDEN, is_secret_argument, looks_secret
 
 
 class Checker:

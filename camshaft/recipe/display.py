@@ -9,7 +9,7 @@ import yaml
 
 from camshaft.recipe.problems import Origin, Path, dotted
 from camshaft.recipe.recipe import Recipe
-from camshaft.recipe.redact import HIDDEN, is_secret_argument, looks_secret
+from camshaft.redact import HIDDEN, is_secret_argument, looks_secret
 
 
 def annotate(recipe: Recipe) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from camshaft.recipe.problems import Origin, Path, Problems, dotted, nearest
-from camshaft.recipe.redact import is_secret_variable
+from camshaft.redact import is_secret_variable
 
 MAX_COST = 20_000
 MAX_CHAIN = 20

@@ -10,17 +10,19 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import MetadataPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from camshaft.recipe.redact import is_secret_variable, redact
+from camshaft.redact import is_secret_variable, redact
 
 if TYPE_CHECKING:
     from camshaft.recipe.recipe import Recipe
 
 _MAX_DIFF = 1 << 20
 _GIT_TIMEOUT_S = 10
+_OWN_SCOPES = ("local", "worktree")
 _VARIABLES = ("CUDA_", "NCCL_", "OMP_", "MKL_", "TORCH_", "PYTORCH_", "SLURM_", "XLA_", "ACCELERATE_", "CAMSHAFT_")
 
 
@@ -62,7 +64,8 @@ def git(folder: Path) -> dict[str, Any] | None:
     revision = _git(folder, "rev-parse", "HEAD")
     if revision is None:
         return None
-    diff = redact(_git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv") or "")
+    options = ("--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+    diff = redact(_git(folder, "diff", "HEAD", *options, without=_filters(folder)) or "")
     untracked = (_git(folder, "ls-files", "--others", "--exclude-standard") or "").splitlines()
     return {
         "revision": revision.strip(),
@@ -74,9 +77,16 @@ def git(folder: Path) -> dict[str, Any] | None:
     }
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def _filters(folder: Path) -> list[str]:
+    """Return the names of programs, in the repository's own configuration, that a diff would run files through."""
+    names = _git(folder, "config", "--includes", "--show-scope", "--name-only", "--get-regexp", r"^filter\.") or ""
+    return [name for scope, _, name in (line.partition("\t") for line in names.splitlines()) if scope in _OWN_SCOPES]
+
+
+def _git(folder: Path, *arguments: str, without: Sequence[str] = ()) -> str | None:
     # A repository's own configuration can name programs to run: none of them is wanted here.
-    command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
+    unset = [part for name in ("core.fsmonitor", *without) for part in ("-c", f"{name}=")]
+    command = ["git", *unset, "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     try:
         done = subprocess.run(  # noqa: S603 - git, with arguments of our own

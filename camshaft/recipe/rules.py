@@ -10,7 +10,7 @@ from typing import Any
 from camshaft.errors import RecipeError
 from camshaft.recipe.check import Checker
 from camshaft.recipe.problems import Path, dotted, show
-from camshaft.recipe.redact import is_secret_argument, looks_secret
+from camshaft.redact import is_secret_argument, looks_secret
 from camshaft.schedule import Schedule, seconds
 
 Rule = Callable[[dict[str, Any], Checker], None]

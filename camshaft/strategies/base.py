@@ -126,7 +126,8 @@ class Strategy:
 
     def describe(self) -> str:
         """Say in one line what runs: dtypes of parameters, compute, reduction and optimizer, shards, world size."""
-        return f"{self.name} on {self.device}, {self.world_size} process(es), parameters {self.dtypes()['parameters']}"
+        processes = "1 process" if self.world_size == 1 else f"{self.world_size} processes"
+        return f"{self.name} on {self.device}, {processes}, parameters {self.dtypes()['parameters']}"
 
     def dtypes(self) -> dict[str, str]:
         """Return the dtypes, joined by "/", of parameters, of gradients as they are reduced, and of the optimizer.

@@ -55,6 +55,20 @@ def test_one_bad_micro_batch_skips_the_whole_window():
     assert finite(module)
 
 
+class Broken(TinyModule):
+    """Give no finite loss after some steps."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.calls = getattr(self, "calls", 0) + 1
+        return loss * math.inf if self.calls > 10 else loss
+
+
+def test_a_run_that_only_skips_is_ended():
+    with pytest.raises(LossError, match="100 losses in a row were not finite, up to step 11"):
+        tiny_run(Broken(), callbacks={"finite": FiniteLoss("skip")}, max_steps=1000)
+
+
 def test_ignored_it_spreads():
     module, _, run = fit("ignore")
     run()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import camshaft
 from camshaft.callbacks.progress import ProgressBar
@@ -31,12 +32,34 @@ def test_the_summary_counts_parameters_and_names_what_runs(capsys, tmp_path):
 
 
 def test_lines_name_epoch_step_and_values_where_there_is_no_terminal(capsys, tmp_path):
-    lines = [line for line in printed(capsys, tmp_path, max_epochs=2, log_every=3).splitlines() if "step " in line]
+    lines = [line for line in printed(capsys, tmp_path, max_epochs=2, log_every=3).splitlines() if "  step " in line]
     steps = [re.search(r"epoch (\d)/2  step (\d+)/12", line) for line in lines]
-    assert [match.groups() for match in steps if match] == [("1", "3"), ("1", "6"), ("2", "9"), ("2", "12")] or [
-        match.group(2) for match in steps if match
-    ] == ["3", "6", "9", "12"]
+    assert [match.groups() for match in steps] == [("1", "3"), ("1", "6"), ("2", "9"), ("2", "12")]
     assert all("train/loss " in line for line in lines)
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from ((torch.ones(4), torch.ones(1)) for _ in range(12))
+
+
+def test_what_nobody_knows_the_length_of_is_counted_without_a_total(capsys, tmp_path):
+    data = torch.utils.data.DataLoader(Endless(), batch_size=4)
+    settings = {"loggers": QUIET, "runs_dir": tmp_path, "device": "cpu", "checkpoint": False}
+    camshaft.run(TinyModule(), data, max_epochs=2, log_every=3, **settings)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
+    assert [re.match(r"epoch (\d)/2  step (\d+)  \S+ steps/s  train", line).groups() for line in lines] == [
+        ("1", "3"),
+        ("2", "6"),
+    ]
+
+
+def test_console_lines_count_epochs_as_the_bar_does(capsys, tmp_path):
+    quiet = {"jsonl": None, "tensorboard": None}
+    settings = {"runs_dir": tmp_path, "device": "cpu", "checkpoint": False}
+    camshaft.run(TinyModule(), TinyData(test=True), max_epochs=2, loggers=quiet, **settings)
+    lines = re.findall(r"^((?:validation|test) .*) (?:val|test)/loss", capsys.readouterr().out, re.MULTILINE)
+    assert lines == ["validation step 6  epoch 1 ", "validation step 12  epoch 2 ", "test       step 12 "]
 
 
 SCRIPT = """

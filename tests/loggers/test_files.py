@@ -3,6 +3,9 @@
 import csv
 import json
 import math
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -72,6 +75,98 @@ def test_a_resumed_run_writes_no_step_twice_and_drops_a_line_that_was_cut(tmp_pa
     assert steps == [1, 2, 3]
 
 
+def test_a_line_whose_end_alone_was_cut_off_is_kept_apart_from_the_next(tmp_path):
+    first = opened(JSONL(), tmp_path)
+    first.log_metrics(record(1, loss=1.0))
+    first.log_metrics(record(2, loss=2.0))
+    first.close("failed")
+    path = tmp_path / "metrics.jsonl"
+    # The line of the end is gone too.
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    path.write_text(path.read_text().removesuffix("\n"))
+    second = opened(JSONL(), tmp_path, step=2)
+    second.log_metrics(record(3, loss=3.0))
+    second.close("finished")
+    assert [entry["step"] for entry in lines(path) if entry["kind"] == "step"] == [1, 2, 3]
+
+
+def test_a_run_that_starts_anew_in_its_directory_starts_with_empty_files(tmp_path):
+    for kind, name, read in ((JSONL, "metrics.jsonl", lines), (CSV, "metrics.csv", rows)):
+        first = opened(kind(), tmp_path)
+        first.log_metrics(record(1, loss=1.0))
+        first.close("failed")
+        second = opened(kind(), tmp_path)
+        second.log_metrics(record(1, loss=2.0))
+        second.close("finished")
+        assert len([entry for entry in read(tmp_path / name) if entry["kind"] == "step"]) == 1
+
+
+def test_names_of_columns_that_go_along_cannot_be_taken_by_a_metric(tmp_path):
+    logger = opened(CSV(), tmp_path)
+    logger.log_metrics(Record("step", 7, 0, 28, 0.0, 0.5, {"step": 99.0, "epoch": 99.0, "a,b": 1.0, 'c"d': 2.0}))
+    logger.close("finished")
+    (row,) = rows(tmp_path / "metrics.csv")
+    assert (row["step"], row["epoch"], row["a,b"], row['c"d']) == ("7", "0", "1.0", "2.0")
+
+
+def test_a_run_without_a_directory_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for kind in (JSONL, CSV, TensorBoard):
+        logger = opened(kind(), None)
+        logger.log_metrics(record(1, loss=1.0))
+        logger.log_text("a", "b", 1)
+        logger.log_image("a", torch.zeros(1, 2, 2), 1)
+        logger.log_hparams({"a": 1}, {})
+        logger.close("finished")
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from camshaft.loggers.base import Record, Run
+from camshaft.loggers.csv import CSV
+from camshaft.loggers.jsonl import JSONL
+from camshaft.loggers.tensorboard import TensorBoard
+
+loggers = [CSV(), JSONL(), TensorBoard()]
+for logger in loggers:
+    logger.open(Run("a run", Path(sys.argv[1])))
+for step in range(1, 10_000_000):
+    # A new name now and then makes the table be written again.
+    values = {"loss": 1.0 / step, **({f"late_{step}": 1.0} if step % 40 == 0 and step < 400 else {})}
+    for logger in loggers:
+        logger.log_metrics(Record("step", step, 0, step, 0.0, 0.5, values))
+    if step == 50:
+        print("ready", flush=True)
+"""
+
+
+def test_a_kill_leaves_whole_lines_that_a_resumed_run_goes_on_with(tmp_path):
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], stdout=subprocess.PIPE)
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            time.sleep(0.003 * attempt)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        assert (folder / "metrics.jsonl").read_text().count("\n") >= 50
+        # What the kill cut off is at most the last line, and TensorBoard reads what comes before.
+        for line in (folder / "metrics.jsonl").read_text().split("\n")[:-1]:
+            json.loads(line)
+        assert [event.step for event in tensorboard(folder).Scalars("loss")][:50] == list(range(1, 51))
+        for kind, name, read in ((JSONL, "metrics.jsonl", lines), (CSV, "metrics.csv", rows)):
+            again = opened(kind(), folder, step=45)
+            again.log_metrics(record(46, loss=1.0))
+            again.close("finished")
+            found = [entry for entry in read(folder / name) if entry["kind"] == "step"]
+            assert [int(entry["step"]) for entry in found] == list(range(1, 47))
+
+
 def tensorboard(directory):
     read = EventAccumulator(str(directory), size_guidance={"scalars": 0, "tensors": 0, "images": 0})
     read.Reload()
@@ -81,7 +176,8 @@ def tensorboard(directory):
 def test_tensorboard_reads_scalars_texts_images_and_hyper_parameters(tmp_path):
     logger = opened(TensorBoard(), tmp_path, recipe="max_steps: 3")
     logger.log_metrics(record(1, loss=1.5))
-    logger.log_text("sample", "to be", 1)
+    logger.log_text("sample", "to be\nor not", 1)
+    logger.log_text("table", "```\na\nb\n```", 1)
     logger.log_image("digits", torch.rand(3, 4, 5), 1)
     logger.log_hparams({"lr": 0.1, "name": "x"}, {"loss": 1.5})
     logger.close("finished")
@@ -89,7 +185,9 @@ def test_tensorboard_reads_scalars_texts_images_and_hyper_parameters(tmp_path):
     assert [(event.step, event.value) for event in read.Scalars("loss")] == [(1, 1.5)]
     assert read.Scalars("samples")[0].value == 4
     assert b"max_steps: 3" in read.Tensors("recipe")[0].tensor_proto.string_val[0]
-    assert read.Tensors("sample")[0].tensor_proto.string_val == [b"to be"]
+    # Markdown would join the lines.
+    assert read.Tensors("sample")[0].tensor_proto.string_val == [b"to be  \nor not"]
+    assert read.Tensors("table")[0].tensor_proto.string_val == [b"```\na\nb\n```"]
     assert (read.Images("digits")[0].width, read.Images("digits")[0].height) == (5, 4)
     assert set(read.summary_metadata) >= {"_hparams_/session_start_info", "_hparams_/experiment"}
 

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from camshaft.recipe import provenance
-from camshaft.recipe.redact import HIDDEN, is_secret_argument, is_secret_variable, redact
+from camshaft.redact import HIDDEN, is_secret_argument, is_secret_variable, redact
 
 
 @pytest.fixture
@@ -44,10 +44,11 @@ def test_changes_are_recorded_without_their_secrets(repository):
 def test_a_repository_cannot_run_programs_of_its_own(repository):
     config = (
         '[core]\n\tfsmonitor = touch pwned\n[diff "x"]\n\ttextconv = touch pwned\n[diff]\n\texternal = touch pwned\n'
+        '[filter "y"]\n\tclean = touch pwned && cat\n\trequired\n'
     )
     with (repository / ".git" / "config").open("a") as file:
         file.write(config)
-    (repository / ".gitattributes").write_text("*.py diff=x\n")
+    (repository / ".gitattributes").write_text("*.py diff=x filter=y\n")
     (repository / "a.py").write_text("x = 3\n")
     assert "+x = 3" in provenance.git(repository)["diff"]
     assert not (repository / "pwned").exists()
@@ -78,6 +79,7 @@ def test_everything_that_repeats_a_run_is_recorded(repository, monkeypatch):
         "token sk-abcdefghijklmnopqrstuv here", "--api_key=abcdefgh",
         "password: hunter2hunter2", "hf_abcdefghijklmnopqrst",
         "ghp_abcdefghijklmnopqrst", "AKIAABCDEFGHIJKLMNOP", "https://me:pass@host/x", "MY_SECRET=abcdefgh",
+        "logger.token=abcdefgh", "HF_TOKEN: 'abcdefgh'", "--access-token=abcdefgh",
         "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
     ],
 )  # fmt: skip
@@ -93,7 +95,10 @@ def test_a_secret_of_the_environment_is_blanked_wherever_it_stands(monkeypatch):
 
 
 def test_ordinary_words_are_no_secrets():
-    text = "optimizer.lr=1e-3 num_tokens=4096 keys=[a, b] monkey=1 https://example.com/a"
+    text = (
+        "optimizer.lr=1e-3 num_tokens=4096000 module.tokenizer=bert-base pad_token: '<|endoftext|>' "
+        "keys=[a, b] monkey=1 https://example.com/a"
+    )
     assert redact(text) == text
     assert not any(map(is_secret_argument, ["key", "tokens", "num_tokens", "token", "monkey", "keys_per_head"]))
     assert all(map(is_secret_argument, ["api_key", "apikey", "hf_token", "password", "client_secret"]))

@@ -17,9 +17,7 @@ _SHAPES = re.compile(
     r"|AKIA[A-Z0-9]{12,}|xox[abps]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{12,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
 )
-_ASSIGNED = re.compile(
-    r"(?i)\b([\w.-]*(?:api_?key|access_?key|secret|password|passwd|credential|token)[\w-]*\s*[=:]\s*)(['\"]?)([^\s'\"]{6,})\2"
-)
+_ASSIGNED = re.compile(r"\b([\w.-]{1,100})(\s*[=:]\s*)(['\"]?)([^\s'\"]{6,})\3")
 _LOGIN = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
 
 
@@ -45,4 +43,12 @@ def redact(text: str) -> str:
             text = text.replace(value, HIDDEN)
     text = _SHAPES.sub(HIDDEN, text)
     text = _LOGIN.sub(HIDDEN, text)
-    return _ASSIGNED.sub(lambda match: f"{match.group(1)}{match.group(2)}{HIDDEN}{match.group(2)}", text)
+    return _ASSIGNED.sub(_blank, text)
+
+
+def _blank(match: re.Match[str]) -> str:
+    """Blank what is assigned to the name of a secret; a tokenizer, and the number of tokens, are none."""
+    name, sign, quote, _ = match.groups()
+    last = name.rpartition(".")[2].replace("-", "_")
+    is_secret = is_secret_argument(last) or last.lower() == "token" or (last.isupper() and is_secret_variable(last))
+    return f"{name}{sign}{quote}{HIDDEN}{quote}" if is_secret else match.group(0)
