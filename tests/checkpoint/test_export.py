@@ -14,8 +14,8 @@ from camshaft.export import main
 from camshaft.testing import TinyData, TinyModule, tiny_run
 
 RECIPE = """
-module: {_target_: parts.Net}
-data: {_target_: parts.Data}
+module: {_target_: exported_parts.Net}
+data: {_target_: exported_parts.Data}
 optimizer: {name: adamw, lr: 0.01}
 max_steps: 3
 callbacks: {ema: {decay: 0.5}, progress: null, summary: null}
@@ -59,7 +59,7 @@ def run(tmp_path_factory):
 def from_recipe(tmp_path_factory):
     """Return the directory of a run that a recipe made."""
     place = tmp_path_factory.mktemp("project")
-    (place / "parts.py").write_text(PARTS)
+    (place / "exported_parts.py").write_text(PARTS)
     (place / "recipe.yaml").write_text(RECIPE)
     environment = os.environ | {"CAMSHAFT_TRUST": str(place), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
