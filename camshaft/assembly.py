@@ -32,7 +32,10 @@ _LOADERS = {
 
 @dataclass(slots=True)
 class Parts:
-    """Everything a run is composed of, before any process is up: builders, not built things."""
+    """Everything a run is composed of, before any process is up: builders, not built things.
+
+    ``provenance`` says where the run comes from; it is given the checkpoint that the run goes on from, or None.
+    """
 
     settings: Settings
     strategy: Strategy
@@ -45,7 +48,7 @@ class Parts:
     name: str = "run"
     recipe: str = ""
     source: str = ""
-    provenance: Callable[[], dict[str, Any]] | None = None
+    provenance: Callable[[str | None], dict[str, Any]] | None = None
 
 
 @dataclass(slots=True)

@@ -91,7 +91,7 @@ def _directory(parts: Parts, stage: Stage) -> tuple[Path | None, str]:
     created.write("recipe.yaml", parts.recipe)
     created.write("recipe.source.yaml", parts.source)
     if parts.provenance is not None:
-        created.write("provenance.json", json.dumps(parts.provenance(), indent=2) + "\n")
+        created.write("provenance.json", json.dumps(parts.provenance(None), indent=2) + "\n")
     return created.path, message
 
 

@@ -12,7 +12,8 @@ _BASH = """_camshaft() {{
     if [ "$COMP_CWORD" -eq 1 ]; then
         COMPREPLY=($(compgen -W "{commands}" -- "$word"))
     else
-        COMPREPLY=($(compgen -f -X '!*.y?(a)ml' -- "$word") $(compgen -d -- "$word") $(compgen -W "{keys}" -- "$word"))
+        COMPREPLY=($(compgen -f -X '!*.yaml' -- "$word") $(compgen -f -X '!*.yml' -- "$word")
+            $(compgen -d -- "$word") $(compgen -W "{keys}" -- "$word"))
         [[ ${{COMPREPLY[0]}} == *= ]] && compopt -o nospace
     fi
 }}

@@ -19,6 +19,7 @@ from camshaft.errors import RecipeError
 from camshaft.loggers.base import Logger
 from camshaft.module import Module
 from camshaft.recipe.arguments import read_settings
+from camshaft.recipe.provenance import collect
 from camshaft.recipe.registry import CALLBACKS, DEFAULT_LOGGERS, FIRST_CALLBACKS, LAST_CALLBACKS, LOGGERS, STRATEGIES
 from camshaft.recipe.settings import Launch, Settings
 from camshaft.strategies.base import Strategy
@@ -59,6 +60,7 @@ def direct_parts(
         callbacks=_callbacks(read, callbacks),
         loggers=_filled({key: (lambda key=key: _class(LOGGERS[key])()) for key in DEFAULT_LOGGERS}, loggers),
         name=name,
+        provenance=lambda parent: collect(seed=read.seed, parent=parent),
     )
 
 

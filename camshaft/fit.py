@@ -50,7 +50,7 @@ def recipe_parts(recipe: Recipe) -> Parts:
         name=recipe.name,
         recipe=recipe.to_yaml(),
         source=recipe.text,
-        provenance=lambda: collect(recipe),
+        provenance=lambda parent: collect(recipe, parent=parent),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,10 @@ def resume(assembled: Assembled, directory: RunDirectory | None) -> None:
         if changes:
             directory.write(f"recipe.until-step-{state.progress.step}.yaml", directory.recipe())
             directory.write("recipe.yaml", assembled.parts.recipe)
+        if assembled.parts.provenance is not None:
+            # The code, the packages and the machine may be others than those that began the run.
+            record = json.dumps(assembled.parts.provenance(str(found.path)), indent=2)
+            directory.write(f"provenance.from-step-{state.progress.step}.json", f"{record}\n")
         say(f"Resumed from {found.path} at step {state.progress.step}.")
 
 

@@ -93,11 +93,18 @@ def test_completion_names_the_commands_and_keys(shell, capsys):
     assert "{{" not in text
 
 
-def test_bash_completes_a_command():
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("camshaft che", "check"), ("camshaft fit max_ep", "max_epochs="), ("camshaft fit rec", "recipe.yaml")],
+)
+def test_bash_completes_commands_keys_and_recipes(words, expected, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("")
+    (tmp_path / "record.txt").write_text("")
     script = run("camshaft.cli", "completion", "bash").stdout
-    code = f"{script}\nCOMP_WORDS=(camshaft che); COMP_CWORD=1; _camshaft; echo ${{COMPREPLY[@]}}"
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=30)
-    assert done.stdout.strip() == "check"
+    place = len(words.split()) - 1
+    code = f"{script}\nCOMP_WORDS=({words}); COMP_CWORD={place}; _camshaft; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=30, cwd=tmp_path)
+    assert done.stdout.strip() == expected
 
 
 def test_the_command_line_does_not_import_torch():

@@ -1,3 +1,8 @@
+import os
+import pty
+import subprocess
+import sys
+
 import pytest
 
 from camshaft.errors import RecipeError
@@ -51,6 +56,30 @@ def test_trust_is_given_once_for_a_folder(project):
     assert not is_trusted(str(project.parent))
 
 
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 2), ("", 2)])
+def test_a_person_at_a_terminal_is_asked_once(project, answer, code):
+    (project / "r.yaml").write_text("module: {_target_: net.Net}\nmax_epochs: 1\n")
+    script = "import sys; from camshaft.cli import guard; from camshaft.recipe import load; "
+    script += "sys.exit(guard(lambda words: load('r.yaml') is None))"
+    main, child = pty.openpty()
+    try:
+        process = subprocess.Popen([sys.executable, "-c", script], stdin=child, stdout=child, stderr=child)
+        try:
+            os.write(main, f"{answer}\n".encode())
+            assert process.wait(30) == code
+        finally:
+            process.kill()
+            process.wait()
+        shown = os.read(main, 4096).decode()
+    finally:
+        os.close(main)
+        os.close(child)
+    question = f"The recipe runs Python from {project} (net.Net). Trust this folder from now on? [y/N] "
+    assert question in shown
+    assert ("that you have not trusted" in shown) == bool(code)
+    assert is_trusted(str(project)) == (not code)
+
+
 def test_trust_of_a_name_is_not_trust_of_a_longer_name(project, tmp_path):
     trust(str(tmp_path / "lib"))
     assert not is_trusted(str(tmp_path / "library"))
@@ -65,8 +94,6 @@ def test_the_recipes_that_come_with_camshaft_are_trusted():
 
 
 def test_a_class_is_checked_by_identity(trusted):
-    import sys
-
     (trusted / "other.py").write_text("from fractions import Fraction as Number\nimport net\nNet = net.Net\n")
     allow = allowed([], str(trusted))
     assert resolve("other.Net", allow).__name__ == "Net"
@@ -99,7 +126,5 @@ def test_building_blocks_are_given(path):
 
 
 def test_a_module_beside_the_recipe_needs_its_folder_on_the_path(trusted):
-    import sys
-
     resolve("net.Net", allowed([], str(trusted)))
     assert str(trusted) in sys.path
