@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from camshaft.errors import StrategyError
 from camshaft.failure import say_first
 from camshaft.recipe.registry import STRATEGIES
-from camshaft.worker import FOLDER, read_reports
+from camshaft.terminal import say
+from camshaft.worker import FOLDER, is_launched, read_reports
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 # How long ranks whose run has failed may take to end before they are killed.
 _SHUTDOWN_S = 10
+# How long SLURM may take to answer.
+_SLURM_S = 60
 # Strategies for which no process is started: megatron refuses to run, and says why.
 _ALONE = ("single", "megatron")
 
@@ -129,13 +132,32 @@ def start(module: str, argv: Sequence[str], settings: Launch, count: int) -> int
 def requeue(code: int, settings: Launch) -> None:
     """Ask SLURM to run this job again, if the recipe wants that and the run was asked to stop before its end.
 
-    Called by the process that was started by hand, after its run; ``code`` is what the run ended with.
+    Called after a run, of which ``code`` is the end: one process asks, on the first machine. What keeps SLURM
+    from being asked is said and fails nothing, for the checkpoint is there and ``resume: auto`` continues it.
     """
+    if not settings.requeue or code != 128 + signal.SIGTERM or not _speaks_for_all(settings):
+        return
     job = os.environ.get("SLURM_JOB_ID")
-    is_first = "RANK" not in os.environ and settings.machine_rank == 0
-    if settings.requeue and code == 128 + signal.SIGTERM and job is not None and is_first:
+    if not job:
+        say("Not requeued: launch.requeue is true, but SLURM_JOB_ID is not set, so this is no job of SLURM.")
+        return
+    by_hand = f"Ask for it from a login node: scontrol requeue {job}"
+    try:
         # SLURM's own command, wherever it is installed, with a number that SLURM set.
-        subprocess.run(["scontrol", "requeue", job], check=False)  # noqa: S603, S607
+        answer = subprocess.run(["scontrol", "requeue", job], check=False, timeout=_SLURM_S)  # noqa: S603, S607
+    except FileNotFoundError:
+        say(f"Not requeued: there is no scontrol on the PATH of this machine. {by_hand}")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"Not requeued: {error}. {by_hand}")
+    else:
+        failed = f"Not requeued: scontrol ended with exit code {answer.returncode}. {by_hand}"
+        say(failed if answer.returncode else f"Asked SLURM to run job {job} again.")
+
+
+def _speaks_for_all(settings: Launch) -> bool:
+    """Say whether this process was started by hand on the first machine, or is rank 0 of another launcher's."""
+    rank = os.environ.get("RANK")
+    return settings.machine_rank == 0 if rank is None else rank == "0" and not is_launched()
 
 
 def configure(settings: Launch, count: int, folder: Path) -> LaunchConfig:
