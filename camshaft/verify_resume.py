@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from camshaft.errors import CheckpointError
 
 PARTS = ("samples", "streams", "weights", "optimizer")
 _MAX_STARTS = 50
+_LINE = '{"step": '  # how a line begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         first = min(arguments.save_every + 1, arguments.steps - 1)
         kills = sorted(chosen.randint(first, arguments.steps - 1) for _ in range(arguments.kills))
         say(f"Training them again, killed after step {', '.join(map(str, kills))}.")
-        starts = trial.run("killed", arguments.steps, kills=kills)
+        begun = trial.run("killed", arguments.steps, kills=kills)
         difference = compare(trial.digests("whole"), trial.digests("killed"), arguments.steps)
+    return conclude(begun[1:], difference, arguments.steps, arguments.kills)
+
+
+def conclude(continued: list[int], difference: Difference | None, steps: int, kills: int) -> int:
+    """Say what came of it and return the exit code; ``continued`` are the steps that the later starts began after.
+
+    Raises:
+        CheckpointError: the runs are equal, but nothing was continued, so that nothing is proven.
+    """
     if difference is None:
-        say(f"Equal: {arguments.steps} steps, {starts} starts; samples, streams, weights and optimizer at every step.")
+        if kills and not any(continued):
+            raise CheckpointError(
+                "no start continued from a checkpoint, so nothing is proven.",
+                why="Every kill came before the first checkpoint." if continued else "The run ended before a kill.",
+                fix="Train more steps or save more often: --steps, --save-every.",
+            )
+        missed = f" Only {len(continued)} of {kills} kills came before the end." if len(continued) < kills else ""
+        where = f"continued after step {', '.join(map(str, continued))}" if continued else "not killed"
+        say(f"Equal: {steps} steps, {where}; samples, streams, weights and optimizer at every step.{missed}")
         return 0
     where = f" on rank {difference.rank}" if difference.rank else ""
     say(f"Different from step {difference.step} on{where}; first in: {', '.join(difference.parts)}.")
@@ -68,28 +87,30 @@ class Trial:
     save_every: int
     timeout_s: float
 
-    def run(self, name: str, steps: int, *, kills: list[int]) -> int:
-        """Train to the end, killing after the given steps; return how often it was started.
+    def run(self, name: str, steps: int, *, kills: list[int]) -> list[int]:
+        """Train to the end, killing after the given steps; return, for each start, after which step it began.
 
         Raises:
             CheckpointError: the run fails by itself; its last lines are shown.
         """
-        waiting = list(kills)
-        for start in range(1, _MAX_STARTS):
-            if self._start(name, steps, waiting.pop(0) if waiting else None):
-                return start
+        waiting, begun = list(kills), list[int]()
+        digest = self.folder / f"{name}.digest"
+        for _ in range(1, _MAX_STARTS):
+            before = sizes(digest)
+            is_over = self._start(name, steps, waiting.pop(0) if waiting else None, before)
+            begun.append(first_step(digest, before, steps + 1) - 1)
+            if is_over:
+                return begun
         raise CheckpointError(f"the run did not end within {_MAX_STARTS} starts.", fix="Ask for fewer kills.")
 
     def digests(self, name: str) -> dict[str, list[dict[str, object]]]:
         """Return the lines of each rank, in the order they were written."""
         found: dict[str, list[dict[str, object]]] = {}
         for path in sorted(self.folder.glob(f"{name}.digest*")):
-            lines = path.read_text(encoding="utf-8").split("\n")
-            # A kill can cut the line that is being written; a whole one ends in a newline.
-            found[path.suffix.removeprefix(".digest")] = [json.loads(line) for line in lines[:-1] if line.endswith("}")]
+            found[path.name.removeprefix(f"{name}.digest").removeprefix(".")] = read_digest(path)
         return found
 
-    def _start(self, name: str, steps: int, kill_after: int | None) -> bool:
+    def _start(self, name: str, steps: int, kill_after: int | None, before: dict[Path, int]) -> bool:
         files, overrides = split(self.words)
         digest, log = self.folder / f"{name}.digest", self.folder / f"{name}.log"
         command = [
@@ -100,18 +121,22 @@ class Trial:
         with log.open("ab") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)  # noqa: S603
             try:
-                return self._watch(process, digest, kill_after, log)
+                return self._watch(process, digest, kill_after, before, log)
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def _watch(self, process: subprocess.Popen[bytes], digest: Path, kill_after: int | None, log: Path) -> bool:
+    def _watch(
+        self, process: subprocess.Popen[bytes], digest: Path, kill_after: int | None, before: dict[Path, int], log: Path
+    ) -> bool:
         deadline = time.monotonic() + self.timeout_s
         while process.poll() is None:
             if time.monotonic() > deadline:
                 raise CheckpointError(f"the run took longer than {self.timeout_s:g} s.", fix="Raise --timeout.")
-            if kill_after is not None and last_step(digest) >= kill_after:
+            # A start that is killed before it made a step of its own shows nothing.
+            is_due = kill_after is not None and last_step(digest) >= kill_after
+            if is_due and first_step(digest, before, 0):
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 return False
@@ -123,6 +148,31 @@ class Trial:
         return True
 
 
+def read_digest(path: Path) -> list[dict[str, object]]:
+    """Return the whole lines of a digest file, in the order they were written.
+
+    A kill can cut a line, and the next start then writes on behind it.
+    """
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line[line.rfind(_LINE) :]) for line in lines if _LINE in line and line.endswith("}")]
+
+
+def sizes(digest: Path) -> dict[Path, int]:
+    """Return how long the digest files of all ranks are, in bytes."""
+    return {path: path.stat().st_size for path in digest.parent.glob(f"{digest.name}*")}
+
+
+def first_step(digest: Path, before: dict[Path, int], default: int) -> int:
+    """Return the first step that any rank wrote since the files had the sizes of ``before``, or ``default``."""
+    found = []
+    for path in sizes(digest):
+        written = path.read_bytes()[before.get(path, 0) :].decode(errors="replace")
+        match = re.search(_LINE + r"(\d+),", written)
+        if match is not None:
+            found.append(int(match[1]))
+    return min(found, default=default)
+
+
 def last_step(digest: Path) -> int:
     """Return the newest whole step in a digest file, on any rank; 0 when there is none."""
     newest = 0
@@ -130,7 +180,7 @@ def last_step(digest: Path) -> int:
         lines = path.read_bytes()[-400:].split(b"\n")
         for line in lines[-2:-1]:
             try:
-                newest = max(newest, int(json.loads(line)["step"]))
+                newest = max(newest, int(json.loads(line[line.rfind(_LINE.encode()) :])["step"]))
             except (ValueError, KeyError):
                 continue
     return newest

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from camshaft.verify_resume import compare, last_step
+from camshaft.checkpoint import Store
+from camshaft.verify_resume import compare, first_step, last_step, read_digest, sizes
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -62,9 +63,7 @@ def whole(zygote, tmp_path_factory):
 
 
 def digests(place):
-    lines = (place / "digest").read_text().split("\n")
-    # A kill can cut a line, and the next start then writes on behind it.
-    return {"": [json.loads(line[line.rfind('{"step"') :]) for line in lines if line.endswith("}")]}
+    return {"": read_digest(place / "digest")}
 
 
 def weights(place):
@@ -73,14 +72,37 @@ def weights(place):
     return {file.name: load_file(file) for file in sorted(path.glob("*.safetensors"))}
 
 
+def newest(place):
+    """Return the step of the newest whole checkpoint; 0 when there is none."""
+    for folder in place.glob("chaos/*/checkpoints"):
+        with Store(folder, read_only=True) as store:
+            found = store.latest()
+        return 0 if found is None else found.manifest.step
+    return 0
+
+
+def run_on(zygote, place, **order):
+    """Start or continue a run; return its code once the first step it made is the one after its newest checkpoint."""
+    digest, step = place / "digest", newest(place)
+    before = sizes(digest)
+    code = zygote.run(place, **order)
+    # A run that silently began anew would come to the same end.
+    assert first_step(digest, before, step + 1) == step + 1, (step, order)
+    return code
+
+
 def order_of(phase, chosen):
     """Return where a run is to be killed."""
     if phase == "anywhere":
         return {"delay": chosen.uniform(0.0, 0.6), "background": chosen.random() < 0.5}
     if phase == "in a background save":
-        return {"phase": chosen.choice(["write", "rename"]), "count": chosen.randrange(25), "background": True}
+        where = chosen.choice(["write", "rename", "renamed"])
+        return {"phase": where, "count": chosen.randrange(25), "background": True}
     # What a run does after it was continued is less than a whole one does.
-    return {"phase": phase, "count": chosen.randrange(max(1, MOMENTS[phase] // 2))}
+    count = chosen.randrange(max(1, MOMENTS[phase] // 2))
+    if phase == "rename":
+        phase = chosen.choice(["rename", "renamed"])
+    return {"phase": phase, "count": count}
 
 
 def battery(zygote, whole, place, kills, seed):
@@ -92,15 +114,13 @@ def battery(zygote, whole, place, kills, seed):
         run = place / str(number)
         for _ in range(8):
             phase = min(PHASES, key=lambda name: (counts[name], chosen.random()))
-            before = last_step(run / "digest")
-            code = zygote.run(run, **order_of(phase, chosen))
+            code = run_on(zygote, run, **order_of(phase, chosen))
             if code == 0:
                 break
             assert code == -9, (phase, (run / "error").read_text())
             # A death before the first step proves nothing.
             counts[phase] += last_step(run / "digest") > 0
-            assert last_step(run / "digest") >= min(before, 1)
-        assert code == 0 or zygote.run(run) == 0, (run / "error").read_text()
+        assert code == 0 or run_on(zygote, run) == 0, (run / "error").read_text()
         difference = compare(whole[0], digests(run), STEPS)
         assert difference is None, difference
         for file, tensors in whole[1].items():

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # making an optimizer imports it, and every start would pay for it
 
 from camshaft.callback import Callback
 from camshaft.callbacks.clip import ClipGradients
@@ -71,13 +72,17 @@ def set_trap(phase: str, trap: Trap) -> dict[str, Callback]:
             whole(self, data)
 
         places._FileSink.write = write
-    elif phase == "rename":
+    elif phase in ("rename", "renamed"):
         rename = Path.rename
 
         def renamed(self: Path, target: Any) -> Any:
-            if self.name.startswith(places.TMP) and self.is_dir() and trap():
+            is_moment = self.name.startswith(places.TMP) and self.is_dir() and trap()
+            if is_moment and phase == "rename":
                 die()
-            return rename(self, target)
+            moved = rename(self, target)
+            if is_moment:  # before the new name is synced, and before a pointer names it
+                die()
+            return moved
 
         Path.rename = renamed
     elif phase == "prune":
