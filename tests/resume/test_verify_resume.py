@@ -19,7 +19,7 @@ class Planted(Callback):
     # Counts steps, keeps the count from checkpoints, and lets the gradients depend on it.
     steps = 0
 
-    def on_gradients(self, state, gradients):
+    def on_gradients(self, state):
         time.sleep(0.02)
         self.steps += 1
         for parameter in state.module.parameters():
