@@ -6,13 +6,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from camshaft import DataModule
 from camshaft.callback import Callback
 from camshaft.callbacks.digest import Digest
 from camshaft.callbacks.ema import EMA
-from camshaft.testing import StopAt, TinyIterable, TinyModule, tiny_run
+from camshaft.testing import ManualTiny, StopAt, TinyData, TinyIterable, TinyModule, tiny_run
 from camshaft.testing.tiny import tiny_set
 
 STEPS = 11
@@ -65,6 +65,32 @@ class Counting(Data):
         self.seen = state["seen"]
 
 
+class Drawing:
+    """A stream without a length that draws its order and its noise from the global streams."""
+
+    def __iter__(self):
+        order = torch.randperm(22)
+        for start in range(0, 22, 4):
+            inputs, targets = tiny_set(22)[order[start : start + 4]]
+            yield inputs + random.random() + torch.randn(4), targets
+
+
+class Samples(IterableDataset):
+    """Samples of a stream, shared among the workers that read it, each with noise of its own."""
+
+    def __iter__(self):
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for index in range(first, 22, step):
+            inputs, target = tiny_set(22)[index]
+            yield inputs + torch.randn(4) + random.random(), target
+
+
+class Streamed(DataModule):
+    def train_dataloader(self):
+        return DataLoader(Samples(), batch_size=4, num_workers=2)
+
+
 class DrawsAtStart(Callback):
     """Draw from every stream when the run starts, as an import or a logger may."""
 
@@ -80,6 +106,25 @@ def adamw(module):
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
+def plateau(module):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val/loss"}}
+
+
+def logging(**more):
+    """Return a module whose metrics of an epoch are halfway when the run stops."""
+
+    class Logging(TinyModule):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.log("train/loss", loss, on_step=True, on_epoch=True)
+            self.log("train/worst", loss, on_step=False, on_epoch=True, reduce="max")
+            return loss
+
+    return Logging(dropout=0.3, **more)
+
+
 CASES = {
     "augmentation and dropout": (Data, {}),
     "workers": (lambda: Data(2), {}),
@@ -88,6 +133,13 @@ CASES = {
     "bf16": (Data, {"precision": "bf16"}),
     "data with a state": (Counting, {}),
     "a stream without a length": (TinyIterable, {}),
+    "a stream that draws": (Drawing, {}),
+    "a stream read by workers": (Streamed, {}),
+    "a scheduler that waits for a metric": (
+        lambda: TinyData(22),
+        {"validate": "2 steps", "module": lambda: logging(configure=plateau)},
+    ),
+    "two optimizers by hand": (Data, {"module": ManualTiny}),
     "draws at the start": (Data, {"callbacks": {"draws": DrawsAtStart()}}),
 }
 
@@ -98,9 +150,10 @@ def train(place, make_data, settings, **more):
     callbacks = {"ema": EMA(0.9), "digest": Digest(str(place / "digest")), **settings.pop("callbacks", {})}
     callbacks |= more.pop("callbacks", {})
     torch.manual_seed(0)
+    module = settings.pop("module", lambda: logging(configure=adamw))()
     result = tiny_run(
-        TinyModule(dropout=0.3, configure=adamw), make_data(), callbacks=callbacks, max_steps=STEPS, runs_dir=place,
-        checkpoint={"every": None}, log_every=3, **settings, **more,
+        module, make_data(), callbacks=callbacks, max_steps=STEPS, runs_dir=place, checkpoint={"every": None},
+        log_every=3, **settings, **more,
     )  # fmt: skip
     lines = [json.loads(line) for line in (place / "digest").read_text().splitlines()]
     return {line["step"]: line for line in lines}, result, callbacks["ema"].averages
