@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 from camshaft.cli import guard, read_recipe, recipe_parser, say
 
@@ -14,12 +14,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     recipe = read_recipe(parser.parse_args(argv), inspect=True)
     from camshaft.recipe.trust import is_trusted
 
-    layers = f"{len(recipe.texts)} file{'s' if len(recipe.texts) != 1 else ''}"
-    say(f"{' + '.join(recipe.paths)}: no mistakes ({layers}, {len(recipe.overrides)} overrides).")
+    layers = f"{_count(recipe.texts, 'file')}, {_count(recipe.overrides, 'override')}"
+    say(f"{' + '.join(recipe.paths)}: no mistakes ({layers}).")
     code = recipe.config.get("code")
     if code is not None and not is_trusted(code):
         say(f"It runs Python from {code}, which is not trusted yet: fit asks, or takes --trust.")
     return 0
+
+
+def _count(things: Sized, noun: str) -> str:
+    return f"{len(things)} {noun}{'s' if len(things) != 1 else ''}"
 
 
 if __name__ == "__main__":

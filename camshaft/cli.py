@@ -108,6 +108,7 @@ def recipe_parser(name: str, description: str) -> argparse.ArgumentParser:
     """Return a parser for a command that takes recipes and overrides."""
     parser = _Parser(
         prog=f"camshaft {name}",
+        usage=f"camshaft {name} [options] recipe.yaml [more.yaml ...] [path=value ...]",
         description=description,
         epilog="Overrides: a.b=c sets, +a.b=c adds, ~a.b removes. Later recipes win over earlier ones.",
         allow_abbrev=False,

@@ -160,9 +160,12 @@ def _expand(data: dict[str, Any], composed: Composed) -> None:
         value = data.get(key)
         if value is not None:
             short[key] = None if value is False else expand(key, value)
+            # What is no mapping of arguments became the value of the first one.
+            first = tuple(short[key] or ()) if short[key] is not value else ()
             for path, origin in list(composed.origins.items()):
                 if path[:1] == (key,):
-                    composed.origins.setdefault(("callbacks", *path), origin)
+                    composed.origins.setdefault(("callbacks", key), origin)
+                    composed.origins.setdefault(("callbacks", key, *first, *path[1:]), origin)
     result: dict[str, Any] = {}
     for key in FIRST_CALLBACKS:
         if key not in given and (key != "precision" or "precision" in short):

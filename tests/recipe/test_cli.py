@@ -21,12 +21,14 @@ def test_help_fits_a_screen_and_names_every_command(capsys):
     assert all(command in text for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["check", "show", "schema", "init", "runs", "completion"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_fits_a_screen(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
     assert caught.value.code == 0
-    assert len(capsys.readouterr().out.splitlines()) <= 24
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 24
+    assert text.startswith(f"usage: camshaft {command} ")
 
 
 def test_no_command_and_a_wrong_one_are_wrong_input(capsys):
