@@ -16,6 +16,8 @@ from camshaft.module import Module
 from camshaft.quiet import quiet_imports
 
 _IGNORED = -100
+_REMOTE = {"trust_remote_code", "auto_map", "code_revision", "custom_pipelines"}
+_KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 
 
 class HFModule(Module):
@@ -103,6 +105,21 @@ def _are_tokens(labels: Tensor) -> bool:
     return labels.ndim > 1 and not labels.is_floating_point()
 
 
+def _require_plain(config: Mapping[str, Any]) -> None:
+    """Refuse what would make Transformers run Python of a model's author, which nobody allowed.
+
+    Raises:
+        ModuleError: the configuration names such code.
+    """
+    kernels = [name for name in _KERNELS if "/" in str(config.get(name, ""))]
+    for name in [*(_REMOTE & set(config)), *kernels]:
+        raise ModuleError(
+            f"config.{name} is {config[name]!r}.",
+            why="Transformers would run Python that comes with the model.",
+            fix="Install that Python as a package, read it, and write a Module of your own with its class.",
+        )
+
+
 def build_model(config: Mapping[str, Any] | None, *, pretrained: str | Path | None, auto: str) -> Any:
     """Build a Transformers model from a configuration or from pretrained weights, as ``HFModule`` describes.
 
@@ -124,13 +141,14 @@ def build_model(config: Mapping[str, Any] | None, *, pretrained: str | Path | No
         known = [name for name in dir(transformers) if name.startswith("AutoModelFor")]
         raise ModuleError(f"transformers has no {auto}.", fix=f"Use AutoModel, {', '.join(known[:8])} or another.")
     given = dict(config or {})
+    _require_plain(given)
     try:
         # Each class is imported when it is first asked for, with what it may use.
         with quiet_imports():
             if pretrained is not None:
-                made = transformers.AutoConfig.from_pretrained(pretrained, **given)
-                return cls.from_pretrained(pretrained, config=made, dtype="float32")
-            return cls.from_config(transformers.AutoConfig.for_model(**given))
+                made = transformers.AutoConfig.from_pretrained(pretrained, trust_remote_code=False, **given)
+                return cls.from_pretrained(pretrained, config=made, dtype="float32", trust_remote_code=False)
+            return cls.from_config(transformers.AutoConfig.for_model(**given), trust_remote_code=False)
     except (TypeError, ValueError, OSError, KeyError) as error:
         source = f"pretrained={str(pretrained)!r}" if pretrained is not None else f"config={given}"
         raise ModuleError(

@@ -13,9 +13,13 @@ from torch import Tensor
 
 from camshaft.callback import Callback
 from camshaft.checkpoint.capture import capture_streams, stream_tensors
+from camshaft.errors import CallbackError
 
 if TYPE_CHECKING:
     from camshaft.state import Batch, State
+
+
+_START = b'{"step": '
 
 
 class Digest(Callback):
@@ -30,6 +34,16 @@ class Digest(Callback):
     def __init__(self, path: str) -> None:
         self.path = path
         self._samples = ""
+
+    def on_fit_start(self, state: State) -> None:
+        """Refuse to write into a file that holds something else."""
+        path = self._file(state)
+        if path.is_dir() or (path.is_file() and not _is_own(path)):
+            raise CallbackError(
+                f"callbacks.{self.name}.path is {str(path)!r}, which holds something else than digests.",
+                why="Lines would be added to it.",
+                fix="Give the name of a new file.",
+            )
 
     def on_step_start(self, state: State, window: list[Batch]) -> None:
         """Hash the samples in hand."""
@@ -48,9 +62,19 @@ class Digest(Callback):
             "optimizer": _hash((strategy.local(tensor) for tensor in optimizer), scalars),
             "streams": _hash(stream_tensors().values(), streams),
         }
-        path = Path(self.path if strategy.world_size == 1 else f"{self.path}.{strategy.rank}")
-        with path.open("a", encoding="utf-8") as file:
+        with self._file(state).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+    def _file(self, state: State) -> Path:
+        strategy = state.strategy
+        return Path(self.path if strategy.world_size == 1 else f"{self.path}.{strategy.rank}")
+
+
+def _is_own(path: Path) -> bool:
+    """Say whether a file is empty or begins as this callback writes; a kill may have cut its only line."""
+    with path.open("rb") as file:
+        start = file.read(len(_START))
+    return _START.startswith(start)
 
 
 def _hash(tensors: Iterable[Tensor], text: str = "") -> str:

@@ -59,8 +59,15 @@ class PredictionWriter(Callback):
         self._directory = (state.run_dir or Path()) / self.dir
         self._directory.mkdir(parents=True, exist_ok=True)
         self._batches, self._files, self._loader = [], [], 0
-        if state.strategy.is_main:
-            (self._directory / "index.json").unlink(missing_ok=True)
+        index = self._directory / "index.json"
+        if state.strategy.is_main and index.exists():
+            if not _is_own(index):
+                raise CallbackError(
+                    f"{index} is no index of predictions.",
+                    why="It would be replaced.",
+                    fix=f"Give callbacks.{self.name}.dir another directory.",
+                )
+            index.unlink()
         for path in self._directory.iterdir():
             match = _FILE.match(path.name)
             if match and int(match[1]) == state.strategy.rank:
@@ -108,6 +115,14 @@ class PredictionWriter(Callback):
             _put_arrays(path, self._batches)
         self._files.append({"file": name, "loader": self._loader, "rank": rank, "rows": rows})
         self._batches = []
+
+
+def _is_own(index: Path) -> bool:
+    try:
+        found = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.keys() == {"step", "samples", "format", "files"}
 
 
 def _columns(output: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from camshaft.errors import RecipeError
 from camshaft.redact import redact
 
 
@@ -72,6 +73,21 @@ class Logger:
 
     def close(self, status: str) -> None:
         """Finish: ``status`` is finished, stopped, interrupted, terminated or failed."""
+
+
+def file_name(name: str, owner: str) -> str:
+    """Return the name of a file in a run's directory.
+
+    Raises:
+        RecipeError: it is a path, which could lead to a file of somebody's and empty it.
+    """
+    if not name or name in (".", "..") or set(name) & set("/\\\0"):
+        raise RecipeError(
+            f"{owner}.filename is {name!r}.",
+            why="The file lies in the run's directory, and replaces what has its name.",
+            fix="Give a name without a folder, such as metrics.jsonl.",
+        )
+    return name
 
 
 class Sinks:

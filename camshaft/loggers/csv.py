@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
-from camshaft.loggers.base import Logger, Record, Run
+from camshaft.loggers.base import Logger, Record, Run, file_name
 
 _FIRST = ["kind", "step", "epoch", "samples", "tokens", "seconds"]
 
@@ -20,7 +20,7 @@ class CSV(Logger):
     """
 
     def __init__(self, filename: str = "metrics.csv") -> None:
-        self.filename = filename
+        self.filename = file_name(filename, "CSV")
         self._path: Path | None = None
         self._file: TextIO | None = None
         self._columns = list(_FIRST)

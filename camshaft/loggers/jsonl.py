@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from camshaft.loggers.base import Logger, Record, Run
+from camshaft.loggers.base import Logger, Record, Run, file_name
 
 
 class JSONL(Logger):
@@ -21,7 +21,7 @@ class JSONL(Logger):
     """
 
     def __init__(self, filename: str = "metrics.jsonl") -> None:
-        self.filename = filename
+        self.filename = file_name(filename, "JSONL")
         self._file: TextIO | None = None
         self._step = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,6 +14,7 @@ from camshaft.errors import RecipeError
 Path: TypeAlias = "tuple[str | int, ...]"
 MAX_MISTAKES = 50
 MAX_NAMES = 1000
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,14 @@ class Problems:
             self.items, key=lambda problem: (problem.origin.line == 0, problem.origin.file, problem.origin.line)
         )
         if len(items) == 1:
-            raise RecipeError(str(items[0]))
+            raise RecipeError(printable(str(items[0])))
         body = "\n".join(str(problem) for problem in items)
-        raise RecipeError(f"{self.recipe} has {count or f'{len(items)} mistakes'}.\n{body}")
+        raise RecipeError(printable(f"{self.recipe} has {count or f'{len(items)} mistakes'}.\n{body}"))
+
+
+def printable(text: str) -> str:
+    """Write out what would steer a terminal, or turn the order of its letters: a recipe's keys are shown in errors."""
+    return _STEERING.sub(lambda match: repr(match.group(0))[1:-1], text)
 
 
 def dotted(path: Sequence[str | int]) -> str:

@@ -2,10 +2,12 @@
 
 import json
 
+import pytest
 import torch
 
 from camshaft.callback import Callback
 from camshaft.callbacks.digest import Digest
+from camshaft.errors import CallbackError
 from camshaft.testing import StopAt, TinyData, TinyModule, tiny_run
 
 
@@ -37,6 +39,19 @@ def test_a_resumed_run_goes_on_with_the_lines_of_the_whole(tmp_path):
     settings = {"runs_dir": tmp_path, "checkpoint": {"every": None}}
     _, stopped = fit(tmp_path / "parts.jsonl", {"stop": StopAt(3)}, **settings)
     assert fit(tmp_path / "parts.jsonl", resume=str(stopped.run_dir), **settings)[0] == whole
+
+
+def test_a_file_that_holds_something_else_is_left_alone(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("mine\n")
+    with pytest.raises(CallbackError) as error:
+        fit(path)
+    assert str(error.value).splitlines()[0] == (
+        f"callbacks.digest.path is {str(path)!r}, which holds something else than digests."
+    )
+    assert path.read_text() == "mine\n"
+    with pytest.raises(CallbackError):
+        fit(tmp_path)
 
 
 class Touch(Callback):

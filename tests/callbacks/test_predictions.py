@@ -77,6 +77,14 @@ def test_a_file_of_an_earlier_run_does_not_stay(tmp_path):
     assert other.read_text() == "mine"
 
 
+def test_another_index_is_left_alone(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "index.json").write_text('{"mine": 1}')
+    with pytest.raises(CallbackError, match=r"index\.json is no index of predictions"):
+        write(tmp_path, lambda out: out)
+    assert (tmp_path / "out" / "index.json").read_text() == '{"mine": 1}'
+
+
 @pytest.mark.parametrize("shape", [lambda out: out.mean(), lambda out: None, lambda out: {"a": out, "b": out[:1]}])
 def test_what_is_no_row_a_sample_is_refused(tmp_path, shape):
     with pytest.raises(CallbackError, match="one row a sample"):

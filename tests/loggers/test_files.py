@@ -11,6 +11,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from camshaft.errors import RecipeError
 from camshaft.loggers.base import Logger, Record, Run, Sinks
 from camshaft.loggers.csv import CSV
 from camshaft.loggers.jsonl import JSONL
@@ -208,6 +209,18 @@ def test_tensorboard_shows_a_resumed_run_as_one_without_steps_twice(tmp_path):
     assert all(event.value < 99 for event in scalars)
     written = [e["step"] for e in lines(first.run_dir / "metrics.jsonl") if e["kind"] == "step"]
     assert written == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("kind", [JSONL, CSV])
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "/etc/x", "a/b", "a\\b", "a\0b"])
+def test_a_name_that_leads_out_of_the_runs_directory_is_refused(kind, name):
+    with pytest.raises(RecipeError) as error:
+        kind(name)
+    assert str(error.value) == (
+        f"{kind.__name__}.filename is {name!r}.\n"
+        "  The file lies in the run's directory, and replaces what has its name. "
+        "Give a name without a folder, such as metrics.jsonl."
+    )
 
 
 class Broken(Logger):

@@ -166,3 +166,25 @@ def test_every_token_weighs_the_same_over_two_ranks():
     expected = weights(train(module(), accumulate=4, max_steps=2))
     for [found] in run_processes(2, in_processes, timeout_s=240):
         assert distance(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"trust_remote_code": True}, {"auto_map": {"AutoModel": "a/b--model.Evil"}}, {"attn_implementation": "a/kernel"}],
+    ids=lambda more: next(iter(more)),
+)
+def test_python_of_a_models_author_is_refused(more):
+    for source in (None, "somebody/model"):
+        with pytest.raises(ModuleError, match=f"config.{next(iter(more))} is "):
+            HFModule({**LLAMA, **more}, pretrained=source)
+
+
+def test_a_folder_with_python_of_its_own_runs_none_of_it(tmp_path):
+    """Transformers would ask at a terminal, and run it on a yes."""
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}'
+    )
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w').close()\n")
+    with pytest.raises(ModuleError):
+        HFModule(pretrained=str(tmp_path))
+    assert not (tmp_path / "pwned").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from camshaft.errors import RecipeError
+from camshaft.errors import CamshaftError, RecipeError
 from camshaft.recipe import build_callbacks, build_data, build_module, load
 
 RUN = "max_epochs: 1\n"
@@ -267,6 +267,44 @@ def test_python_beside_a_recipe_runs_only_in_a_trusted_folder(project):
     with pytest.raises(RecipeError, match="not trusted"):
         load("r.yaml")
     assert not Path("pwned").exists()
+
+
+LONE = """module: {_target_: camshaft.testing.tiny.TinyModule}
+data: {_target_: camshaft.testing.tiny.TinyData}
+max_epochs: 1
+device: cpu
+loggers: {tensorboard: null}
+"""
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "loggers.jsonl.filename=../../../victim", "loggers.jsonl.filename=PLACE/victim",
+        "loggers.csv.filename=../../../victim", 'loggers.jsonl.filename=".."',
+        "callbacks.digest.path=PLACE/victim", "callbacks.digest.path=victim",
+    ],
+)  # fmt: skip
+def test_a_file_of_the_reader_is_not_written_to(more, tmp_path, monkeypatch):
+    from camshaft import fit
+
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(LONE)
+    Path("victim").write_text("alias ls='ls --color'\n")
+    with pytest.raises(CamshaftError):
+        fit.main(["r.yaml", more.replace("PLACE", str(tmp_path))])
+    assert Path("victim").read_text() == "alias ls='ls --color'\n"
+
+
+def test_what_would_steer_a_terminal_is_written_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(f'{target("camshaft.module.Module")}"\\e[2J\\e]0;title\\a": 1\n"\\u202ered": 2\n')
+    with pytest.raises(RecipeError) as caught:
+        load("r.yaml", inspect=True)
+    message = str(caught.value)
+    assert "\x1b" not in message
+    assert "\\x1b[2J\\x1b]0;title\\x07 is not a key of a recipe." in message
+    assert "\\u202ered is not a key of a recipe." in message
 
 
 def test_a_hostile_recipe_ends_the_command_with_code_2(tmp_path):
