@@ -35,6 +35,7 @@ class Parts:
     """Everything a run is composed of, before any process is up: builders, not built things.
 
     ``provenance`` says where the run comes from; it is given the checkpoint that the run goes on from, or None.
+    ``run_dir`` is the directory of an earlier run that the recipe lies in: an evaluation is of that run.
     """
 
     settings: Settings
@@ -49,6 +50,7 @@ class Parts:
     recipe: str = ""
     source: str = ""
     provenance: Callable[[str | None], dict[str, Any]] | None = None
+    run_dir: Path | None = None
 
 
 @dataclass(slots=True)

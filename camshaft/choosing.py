@@ -79,6 +79,8 @@ def _directory(parts: Parts, stage: Stage) -> tuple[Path | None, str]:
     settings, name = parts.settings, parts.name
     runs_dir, message = Path(settings.runs_dir), ""
     if stage != "fit":
+        if parts.run_dir is not None:
+            return parts.run_dir, ""
         return newest_run(runs_dir, name), ""
     # A group that its launcher started again after a failure is the same run.
     if settings.resume == "auto" or (settings.resume == "never" and was_restarted()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from camshaft.cli import read_recipe, recipe_parser
@@ -19,7 +20,8 @@ def evaluate(stage: Stage, description: str, argv: Sequence[str] | None) -> int:
         "--checkpoint",
         default="best",
         metavar="WHICH",
-        help="a checkpoint, a run directory, or last or best of the newest run (default: best, else last)",
+        help="a checkpoint, a run directory, or last or best: of the run that the recipe lies in, else of the newest "
+        "of its name (default: best, else last)",
     )
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments)
@@ -36,4 +38,6 @@ def evaluate(stage: Stage, description: str, argv: Sequence[str] | None) -> int:
     if stage == "predict" and not any(isinstance(callback, PredictionWriter) for callback in keep.values()):
         keep["predictions"] = PredictionWriter()
     parts.callbacks = keep
+    folder = Path(recipe.paths[-1]).parent
+    parts.run_dir = folder if (folder / "status.json").is_file() else None
     return session.execute(parts, stage, arguments.checkpoint).exit_code

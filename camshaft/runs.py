@@ -57,8 +57,11 @@ class Run:
 
     @property
     def resume(self) -> str:
-        """The command that goes on with it."""
-        return f"camshaft fit {self.path / 'recipe.yaml'} resume={self.path}"
+        """The command that goes on with it, or the call, where it was started from Python."""
+        recipe = self.path / "recipe.yaml"
+        if recipe.is_file() and recipe.stat().st_size:
+            return f"camshaft fit {recipe} resume={self.path}"
+        return f"camshaft.run(..., resume={str(self.path)!r})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

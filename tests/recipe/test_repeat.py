@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from camshaft import fit
+from camshaft import fit, validate
 from camshaft.checkpoint.reader import Reader
 from camshaft.cli import guard
 
@@ -27,11 +27,17 @@ class Line(Module):
         self.log("train/loss", loss)
         return loss
 
+    def validation_step(self, batch):
+        self.log("val/loss", torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1]))
+
 
 class Data(DataModule):
     def train_dataloader(self):
         inputs = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
         return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4, shuffle=True)
+
+    def val_dataloader(self):
+        return self.train_dataloader()
 
 
 class Tracker(Logger):
@@ -94,6 +100,16 @@ def test_the_recipe_in_a_runs_directory_repeats_it(place):
     record = json.loads((first / "provenance.json").read_text())
     assert (record["seed"], record["overrides"]) == (3, ["seed=3", "module.width=5"])
     assert record["packages"]["torch"]
+
+
+def test_a_recipe_in_a_runs_directory_evaluates_that_run_and_another_the_newest(place, capsys):
+    for seed in (1, 2):
+        assert fit.main(["r.yaml", f"seed={seed}", *ALLOW]) == 0
+    first, second = sorted((place / "runs" / "r").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    capsys.readouterr()
+    for recipe, run in ((first / "recipe.yaml", first), (second / "recipe.yaml", second), ("r.yaml", second)):
+        assert validate.main([str(recipe), *ALLOW]) == 0
+        assert f"{run.name}/checkpoints/step_00000008-end (step 8)" in capsys.readouterr().out
 
 
 def test_a_run_that_goes_on_says_with_what_and_from_which_checkpoint(place):

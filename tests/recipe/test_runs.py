@@ -59,6 +59,12 @@ def test_a_run_whose_process_is_gone_has_died(place, capsys):
     assert text.count("resume:") == 1
 
 
+def test_a_run_that_was_started_from_python_is_resumed_from_there(place, capsys):
+    make(place, "a/1", "stopped", checkpoint=True, recipe="")
+    main([])
+    assert "    resume: camshaft.run(..., resume='runs/a/1')\n" in capsys.readouterr().out
+
+
 def test_damaged_files_are_read_as_empty(place, capsys):
     path = make(place, "a/1")
     (path / "status.json").write_text("{half")
