@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,7 +23,8 @@ from camshaft.batches import batch_size_of
 from camshaft.errors import DataError
 from camshaft.sampler import Order, RoundSampler, derive_seed
 from camshaft.state import Batch
-from camshaft.streams import OwnStreams, seed_streams
+from camshaft.stateful import Stateful, StreamState
+from camshaft.streams import OwnStreams, list_sampler, reseed, seed_streams
 
 
 @dataclass(slots=True)
@@ -73,6 +74,12 @@ class Source(Protocol):
 
     def iterate(self, epoch: int, position: Position = START) -> Iterator[MicroBatch]:
         """Yield an epoch's micro-batches from there on."""
+
+    def save(self, position: Position) -> dict[str, Any] | None:
+        """Return what the data itself knows of that position, the newest one; None when it knows nothing."""
+
+    def load(self, saved: dict[str, Any] | None) -> None:
+        """Take back what ``save`` returned, before the next ``iterate``."""
 
 
 def open_source(
@@ -127,6 +134,8 @@ class MapSource:
             pads=placement.pads,
         )
         self.dataset = loader.dataset
+        # Workers have copies, whose states this process does not see.
+        self._owner = self.dataset if loader.num_workers == 0 and isinstance(self.dataset, Stateful) else None
         self._loader = self._rebuild(loader)
         self.sampler.order = self._order(0)
         if self.sampler.order.length == 0:
@@ -159,6 +168,15 @@ class MapSource:
             self._loader.batch_sampler.epoch = epoch
         return self._read()
 
+    def save(self, position: Position) -> dict[str, Any] | None:
+        """Return the state of a dataset that has one and is read in this process."""
+        return None if self._owner is None else {"data": self._owner.state_dict()}
+
+    def load(self, saved: dict[str, Any] | None) -> None:
+        """Give the dataset its state back."""
+        if saved is not None and self._owner is not None:
+            self._owner.load_state_dict(saved["data"])
+
     def _read(self) -> Iterator[MicroBatch]:
         for index, data in enumerate(self._loader):
             samples, total = self.sampler.counts(index)
@@ -187,7 +205,7 @@ class MapSource:
             shuffles = not self._ordered and getattr(sampler, "shuffle", True)
             return Order(count, seed=seed if shuffles else None)
         # What an own sampler picks is the user's choice of samples, in an ordered pass too.
-        listed = _list_sampler(sampler, seed, epoch)
+        listed = list_sampler(sampler, seed, epoch)
         return Order(len(listed), listed=listed)
 
 
@@ -206,6 +224,8 @@ class StreamSource:
         self._placement = placement
         self._name = name
         self._begun = False
+        self._state = StreamState(loader)
+        self._streams: OwnStreams | None = None
 
     def rounds(self, position: Position = START) -> int | None:
         """Return the rounds that are left when the loader has a length."""
@@ -224,17 +244,16 @@ class StreamSource:
             return 0
 
     def iterate(self, epoch: int, position: Position = START) -> Iterator[MicroBatch]:
-        """Yield this rank's batches from ``position.batches`` on; those before are read and dropped."""
+        """Yield this rank's batches from ``position.batches`` on.
+
+        Those before are read and dropped, unless the stream has a state to go on from.
+        """
         placement = self._placement
-        batches = self._begin(epoch, position)
-        for _ in itertools.islice(batches, position.batches):
+        batches, past = self._begin(epoch, position)
+        for _ in itertools.islice(batches, position.batches - past):
             pass
-        if placement.world_size == 1:
-            for data in batches:
-                count = batch_size_of(data)
-                yield MicroBatch(data, count, count)
-            return
-        while True:
+        for at in itertools.count(position.batches, placement.world_size):
+            self._state.note(at, self._streams)
             turn = list(itertools.islice(batches, placement.world_size))
             if not turn:
                 return
@@ -246,18 +265,30 @@ class StreamSource:
             if len(turn) < placement.world_size:
                 return
 
-    def _begin(self, epoch: int, position: Position) -> Iterator[Any]:
+    def save(self, position: Position) -> dict[str, Any] | None:
+        """Return the state of the stream before what was read ahead, and the streams that it draws from."""
+        return self._state.save(position.batches)
+
+    def load(self, saved: dict[str, Any] | None) -> None:
+        """Go on from there in the next ``iterate``."""
+        self._state.load(saved)
+
+    def _begin(self, epoch: int, position: Position) -> tuple[Iterator[Any], int]:
+        """Return the stream's batches, and how many of the position it is already past."""
         seed = derive_seed(self._placement.seed, "epoch", epoch)
-        _reseed(self._loader, seed, epoch)
+        reseed(self._loader, seed, epoch)
+        past, drawn = self._state.begin(position.batches)
         if isinstance(self._loader, Sequence):
-            return iter(self._loader)
-        streams = OwnStreams(seed)
+            return iter(self._loader), past
+        self._streams = streams = OwnStreams(seed)
         with streams.active():
             batches = iter(self._loader)
+        if drawn is not None:
+            streams.load(drawn)
         is_used = batches is self._loader and (epoch > 0 or self._begun)
         self._begun = True
         batches = streams.draw(batches)
-        return _not_exhausted(batches, self._name) if is_used and position.batches == 0 else batches
+        return (_not_exhausted(batches, self._name) if is_used and position.batches == 0 else batches), past
 
 
 class _EpochTags(BatchSampler):
@@ -345,26 +376,6 @@ def _length(sized: Any) -> int | None:
         return len(sized)
     except TypeError:
         return None
-
-
-def _list_sampler(sampler: Iterable[Any], seed: int, epoch: int) -> list[Any]:
-    """Let a user's own sampler draw its epoch, from (seed, epoch) and not from the global streams."""
-    _reseed(sampler, seed, epoch)
-    with OwnStreams(seed).active():
-        return list(sampler)
-
-
-def _reseed(loader: Any, seed: int, epoch: int) -> None:
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    parts = [loader, batch_sampler, getattr(loader, "sampler", None), getattr(loader, "dataset", None)]
-    owners = {id(owner): owner for owner in [*parts, getattr(batch_sampler, "sampler", None)]}
-    for owner in owners.values():
-        set_epoch: Callable[[int], None] | None = getattr(owner, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-        generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator):
-            generator.manual_seed(seed)
 
 
 def _not_exhausted(batches: Iterator[Any], name: str) -> Iterator[Any]:

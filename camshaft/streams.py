@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -47,6 +47,25 @@ class OwnStreams:
             self._own = _read()
             _write(outer)
 
+    def save(self) -> dict[str, Any] | None:
+        """Return where these streams stand as JSON; None when nothing was drawn yet."""
+        if self._own is None:
+            return None
+        python, numpy_state, torch_state = self._own
+        kind, keys, *rest = numpy_state
+        return {
+            "python": [python[0], list(python[1]), python[2]],
+            "numpy": [kind, keys.tolist(), *rest],
+            "torch": torch_state.numpy().tobytes().hex(),
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Take back what ``save`` returned."""
+        version, internal, gauss = saved["python"]
+        kind, keys, *rest = saved["numpy"]
+        torch_state = torch.frombuffer(bytearray.fromhex(saved["torch"]), dtype=torch.uint8)
+        self._own = ((version, tuple(internal), gauss), (kind, np.array(keys, dtype=np.uint32), *rest), torch_state)
+
     def draw(self, values: Iterator[Any]) -> Iterator[Any]:
         """Yield ``values``, each made with these streams."""
         while True:
@@ -56,6 +75,27 @@ class OwnStreams:
                 except StopIteration:
                     return
             yield value
+
+
+def list_sampler(sampler: Iterable[Any], seed: int, epoch: int) -> list[Any]:
+    """Let a user's own sampler draw its epoch, from (seed, epoch) and not from the global streams."""
+    reseed(sampler, seed, epoch)
+    with OwnStreams(seed).active():
+        return list(sampler)
+
+
+def reseed(loader: Any, seed: int, epoch: int) -> None:
+    """Tell a loader and its parts the epoch, and seed the generators of their own."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts = [loader, batch_sampler, getattr(loader, "sampler", None), getattr(loader, "dataset", None)]
+    owners = {id(owner): owner for owner in [*parts, getattr(batch_sampler, "sampler", None)]}
+    for owner in owners.values():
+        set_epoch: Callable[[int], None] | None = getattr(owner, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
 
 
 def _read() -> HostStreams:

@@ -16,7 +16,9 @@ from torch import Tensor
 from camshaft.checkpoint.entries import Entries
 from camshaft.checkpoint.reader import Reader
 from camshaft.checkpoint.reference import left_out
+from camshaft.checkpoint.values import encode
 from camshaft.errors import CheckpointError
+from camshaft.loader import Position
 from camshaft.state import Checkpoint, Progress
 from camshaft.strategies.optimizers import plain_value, revive_value
 
@@ -104,6 +106,7 @@ def collect(state: State, tag: str, *, exact: bool = True) -> Checkpoint:
         "precision": state.precision,
         "hparams": dict(state.module.hparams),
         "data": state.data_state() if state.data_state is not None else {},
+        "stream": _stream_state(state),
         "metrics": strategy.gather_data(state.metrics.state_dict()),
         "module": type(state.module).__qualname__,
         "world_size": strategy.data_world_size,
@@ -131,6 +134,8 @@ def restore(state: State, hooks: Hooks, reader: Reader) -> None:
         if name in data["callbacks"]:
             callback.load_state_dict(data["callbacks"][name])
     _move_position(state, data["world_size"])
+    if state.train_data is not None:
+        state.train_data.load(data.get("stream"))
     state.restored = True
     state.saved_step = state.progress.step
     record = Checkpoint(state.progress.step, "restored", data=data, reader=reader)
@@ -252,6 +257,20 @@ def _move_position(state: State, world_size: int) -> None:
     """Count the batches of the running epoch as this many ranks do."""
     progress = state.progress
     progress.epoch_batches = progress.epoch_batches * world_size // state.strategy.data_world_size
+
+
+def _stream_state(state: State) -> Any:
+    """Return the state of training data that has one; data whose state is no JSON is read again on resume."""
+    if state.train_data is None:
+        return None
+    progress = state.progress
+    batches = progress.epoch_batches * state.strategy.data_world_size
+    saved = state.train_data.save(Position(progress.epoch_samples, batches))
+    try:
+        encode({"stream": saved}, where="stream")
+    except CheckpointError:
+        return None
+    return saved
 
 
 def _add(record: Checkpoint, name: str, entry: Any) -> None:
