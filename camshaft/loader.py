@@ -250,7 +250,8 @@ class StreamSource:
         """
         placement = self._placement
         batches, past = self._begin(epoch, position)
-        for _ in itertools.islice(batches, position.batches - past):
+        # Other ranks than the saved run's may count a round that it had begun as not yet made.
+        for _ in itertools.islice(batches, max(0, position.batches - past)):
             pass
         for at in itertools.count(position.batches, placement.world_size):
             self._state.note(at, self._streams)
@@ -277,7 +278,7 @@ class StreamSource:
         """Return the stream's batches, and how many of the position it is already past."""
         seed = derive_seed(self._placement.seed, "epoch", epoch)
         reseed(self._loader, seed, epoch)
-        past, drawn = self._state.begin(position.batches)
+        past, drawn = self._state.begin()
         if isinstance(self._loader, Sequence):
             return iter(self._loader), past
         self._streams = streams = OwnStreams(seed)

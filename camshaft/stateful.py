@@ -53,13 +53,13 @@ class StreamState:
         """Keep what ``save`` returned for the next epoch that begins."""
         self._saved = saved if self.owner is not None else None
 
-    def begin(self, batches: int) -> tuple[int, dict[str, Any] | None]:
-        """Give the data its state back for an epoch that goes on after ``batches``.
+    def begin(self) -> tuple[int, dict[str, Any] | None]:
+        """Give the data its state back for an epoch that goes on.
 
         Returns how many batches it is past by that, and the streams it had; 0 and None when there is no state.
         """
         saved, self._saved = self._saved, None
-        if saved is None or self.owner is None or saved["batches"] > batches:
+        if saved is None or self.owner is None:
             return 0, None
         self.owner.load_state_dict(saved["data"])
         return saved["batches"], saved["streams"]
