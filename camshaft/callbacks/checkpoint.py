@@ -46,6 +46,11 @@ class Checkpoint(Callback):
                 why="Nothing would be left to resume from.",
                 fix="Keep at least one, or switch checkpoints off with checkpoint: false.",
             )
+        for name, count in (("keep_best", keep_best), ("keep_every", keep_every)):
+            if count is not None and count < 1:
+                raise RecipeError(
+                    f"Checkpoint.{name} is {count}.", why="It would keep nothing.", fix=f"Leave {name} out for that."
+                )
         self.every = None if every is None else Schedule.parse(every)
         self.monitor = monitor
         self.mode = mode

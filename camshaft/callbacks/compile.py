@@ -47,6 +47,13 @@ class Compile(Callback):
 
     def on_module(self, module: Module) -> None:
         """Compile in place; the work itself is done by the first step."""
+        known = torch.compiler.list_backends(exclude_tags=())
+        if self.options["backend"] not in known:
+            raise RecipeError(
+                f"callbacks.{self.name or 'compile'}.backend is {self.options['backend']!r}.",
+                why="torch has no backend of that name.",
+                fix=f"Use one of {', '.join(torch.compiler.list_backends())}.",
+            )
         if self.layers is not None:
             found = find_layers(module, self.layers, who=f"callbacks.{self.name or 'compile'}")
             for name, layer in found.items():

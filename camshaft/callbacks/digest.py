@@ -38,6 +38,11 @@ class Digest(Callback):
     def on_fit_start(self, state: State) -> None:
         """Refuse to write into a file that holds something else."""
         path = self._file(state)
+        if not path.parent.is_dir():
+            raise CallbackError(
+                f"callbacks.{self.name}.path is {str(path)!r}, and there is no directory {path.parent}.",
+                fix="Make it, or give another path.",
+            )
         if path.is_dir() or (path.is_file() and not _is_own(path)):
             raise CallbackError(
                 f"callbacks.{self.name}.path is {str(path)!r}, which holds something else than digests.",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from camshaft.callback import Callback
+from camshaft.errors import RecipeError
 from camshaft.sampler import derive_seed
 from camshaft.streams import seed_streams
 
@@ -26,6 +27,12 @@ class Seed(Callback):
     """
 
     def __init__(self, seed: int = 0, *, deterministic: bool = False) -> None:
+        if not 0 <= seed < 1 << 63:
+            raise RecipeError(
+                f"Seed.seed is {seed}.",
+                why="Random streams of torch take no such seed.",
+                fix="Use a whole number from 0 to 9223372036854775807.",
+            )
         self.seed = seed
         self.deterministic = deterministic
         self._resumed = False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from camshaft.errors import CamshaftError, RecipeError
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
     from camshaft.module import Module
     from camshaft.optim import Plan
     from camshaft.strategies.base import Strategy
+
+
+# What a constructor raises when it is given what it cannot take; anything else is shown with its traceback.
+_FAILURES = (
+    TypeError, ValueError, AssertionError, LookupError, ArithmeticError, AttributeError, NotImplementedError, OSError,
+)  # fmt: skip
 
 
 def build_module(recipe: Recipe) -> Module:
@@ -183,9 +191,17 @@ def _call(recipe: Recipe, cls: type[Any], arguments: dict[str, Any], path: Path)
             return cls(**arguments)
         except CamshaftError:
             raise
-        except (TypeError, ValueError, AssertionError, KeyError, NotImplementedError, OSError) as error:
+        except _FAILURES as error:
             reason = redact(f"{type(error).__name__}: {error}")
-            raise RecipeError(f"{cls.__name__} could not be built: {reason}") from error
+            raise RecipeError(f"{cls.__name__} could not be built: {reason}{_place(recipe, error)}") from error
+
+
+def _place(recipe: Recipe, error: Exception) -> str:
+    """Say which line of the recipe's own Python raised an error: it is shown without a traceback."""
+    folder = recipe.config.get("code")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if folder is not None and FilePath(frame.filename).is_relative_to(folder)]
+    return f" ({FilePath(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 class _located:  # noqa: N801 - reads as the statement it is

@@ -46,7 +46,8 @@ class Checker:
             elif isinstance(value, dict) and (value or name != "module"):
                 self.slot(SLOTS[name], value, (name,), None)
         for name in SHORTHANDS:
-            if name in data and data[name] is not None and data[name] is not False:
+            is_right = kind_of(fields(Settings)[name]).accepts(data.get(name))
+            if is_right and data.get(name) is not None and data[name] is not False:
                 self.shorthand(name, data[name])
         for name in ("callbacks", "loggers"):
             entries = data.get(name)

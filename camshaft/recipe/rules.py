@@ -56,6 +56,27 @@ def counts_are_positive(data: dict[str, Any], checker: Checker) -> None:
             checker.note(
                 (key,), f"{key} is {value}, and must be at least 1.", why="Nothing would ever be trained or shown."
             )
+    launch, validate = data.get("launch"), data.get("validate")
+    bounds = {"num_processes": 1, "num_machines": 1, "machine_rank": 0, "max_restarts": 0, "threads": 1}
+    bounded = [("launch", key, least, launch) for key, least in bounds.items()]
+    for group, key, least, held in [*bounded, ("validate", "sanity_batches", 0, validate)]:
+        value = held.get(key) if isinstance(held, dict) else None
+        if isinstance(value, int) and not isinstance(value, bool) and value < least:
+            checker.note((group, key), f"{group}.{key} is {value}, and must be at least {least}.")
+
+
+@rule
+def a_seed_fits_every_stream(data: dict[str, Any], checker: Checker) -> None:
+    """Refuse a seed that torch cannot take."""
+    given = (data.get("callbacks") or {}).get("seed")
+    for path, value in ((("seed",), data.get("seed")), (("callbacks", "seed", "seed"), (given or {}).get("seed"))):
+        if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value < 1 << 63:
+            checker.note(
+                path,
+                f"{dotted(path)} is {show(value)}.",
+                why="Random streams of torch take no such seed.",
+                fix="Use a whole number from 0 to 9223372036854775807.",
+            )
 
 
 @rule

@@ -105,6 +105,8 @@ def test_a_name_that_nothing_logs_is_told(tmp_path):
     [
         ({"mode": "best"}, "Checkpoint.mode is 'best'."),
         ({"keep_last": 0}, "Checkpoint.keep_last is 0."),
+        ({"keep_best": 0}, "Checkpoint.keep_best is 0."),
+        ({"keep_every": -1}, "Checkpoint.keep_every is -1."),
         ({"every": "often"}, "'often' is not an interval."),
     ],
 )

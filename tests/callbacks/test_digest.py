@@ -50,8 +50,10 @@ def test_a_file_that_holds_something_else_is_left_alone(tmp_path):
         f"callbacks.digest.path is {str(path)!r}, which holds something else than digests."
     )
     assert path.read_text() == "mine\n"
-    with pytest.raises(CallbackError):
+    with pytest.raises(CallbackError, match="holds something else"):
         fit(tmp_path)
+    with pytest.raises(CallbackError, match="there is no directory"):
+        fit(tmp_path / "nowhere" / "digest")
 
 
 class Touch(Callback):

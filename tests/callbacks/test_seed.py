@@ -8,6 +8,7 @@ import torch
 
 from camshaft.callback import Callback
 from camshaft.callbacks.seed import Seed
+from camshaft.errors import RecipeError
 from camshaft.testing import tiny_run
 
 
@@ -39,6 +40,18 @@ def test_streams_are_those_of_a_script_with_the_same_seed():
     random.seed(5)
     np.random.seed(5)  # noqa: NPY002
     assert callback.drawn[0][:2] == (random.random(), np.random.rand())  # noqa: NPY002
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 63, 10**30])
+def test_a_seed_that_torch_does_not_take_is_refused(seed):
+    with pytest.raises(RecipeError) as error:
+        Seed(seed)
+    assert str(error.value).splitlines()[0] == f"Seed.seed is {seed}."
+
+
+@pytest.mark.parametrize("seed", [1 << 32, (1 << 63) - 1])
+def test_a_large_seed_is_taken_by_every_stream(seed):
+    assert draws(seed) == draws(seed)
 
 
 class Nondeterministic(Callback):

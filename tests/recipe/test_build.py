@@ -127,7 +127,9 @@ def test_an_error_of_a_constructor_is_located(trusted):
     with pytest.raises(ModuleError) as caught:
         build_module(recipe("max_epochs: 1\nmodule: {_target_: other.Bad, x: 1}\n"))
     assert str(caught.value) == "r.yaml:2: module: x is odd.\n  Make it even."
-    with pytest.raises(RecipeError, match=r"r.yaml:2: module: Worse could not be built: ValueError: no"):
+    with pytest.raises(
+        RecipeError, match=r"r\.yaml:2: module: Worse could not be built: ValueError: no \(other\.py, line 8\)"
+    ):
         build_module(recipe("max_epochs: 1\nmodule: {_target_: other.Worse, x: 1}\n"))
 
 

@@ -27,6 +27,24 @@ def test_counts_are_positive(project):
         "r.yaml:2: max_steps is 0, and must be at least 1.\n  Nothing would ever be trained or shown."
     )
     assert "accumulate is -2" in errors(f"{GOOD}accumulate: -2\n")
+    assert errors(f"{GOOD}launch: {{num_processes: 0, max_restarts: -1}}\nvalidate: {{sanity_batches: -1}}\n") == (
+        "r.yaml has 3 mistakes.\n"
+        "r.yaml:3: launch.num_processes is 0, and must be at least 1.\n"
+        "r.yaml:3: launch.max_restarts is -1, and must be at least 0.\n"
+        "r.yaml:4: validate.sanity_batches is -1, and must be at least 0."
+    )
+    read(f"{GOOD}launch: {{max_restarts: 0}}\nvalidate: {{sanity_batches: 0}}\n")
+
+
+def test_a_seed_fits_every_stream(project):
+    assert errors(f"{GOOD}seed: -1\n") == (
+        "r.yaml:3: seed is -1.\n"
+        "  Random streams of torch take no such seed. Use a whole number from 0 to 9223372036854775807."
+    )
+    assert "callbacks.seed.seed is 9223372036854775808." in errors(
+        f"{GOOD}callbacks: {{seed: {{seed: 9223372036854775808}}}}\n"
+    )
+    read(f"{GOOD}seed: 9223372036854775807\n")
 
 
 def test_limits_are_counts_or_shares(project):
