@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 class ModelSummary(Callback):
     """Print the module's children down to ``depth`` with their parameters, what the strategy runs, and the LR plan.
 
-    Counts are of whole parameters, however they are sharded; a tied parameter counts once.
+    Counts are of whole parameters, however they are sharded; a tied parameter counts once. Metrics of
+    torchmetrics are left out.
     """
 
     def __init__(self, depth: int = 1) -> None:
@@ -37,13 +39,19 @@ class ModelSummary(Callback):
         for column in table.columns[2:4] + table.columns[5:]:
             column.justify = "right"
         for name, module in state.module.named_modules():
-            if name and name.count(".") < self.depth:
+            if name and name.count(".") < self.depth and not _is_metric(module):
                 table.add_row(name, type(module).__name__, *_cells(module.parameters()))
         table.add_row("total", type(state.module).__name__, *_cells(state.module.parameters()))
         terminal.console().print(table)
         terminal.say(state.strategy.describe())
         for plan in state.plans:
             terminal.say(f"learning rate: {plan.describe(state.planned_steps)}")
+
+
+def _is_metric(module: nn.Module) -> bool:
+    """Say whether a child is a metric of torchmetrics, which is no part of what is trained."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    return torchmetrics is not None and isinstance(module, torchmetrics.Metric)
 
 
 def _cells(parameters: Iterable[nn.Parameter]) -> list[str]:

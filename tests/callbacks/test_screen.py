@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+import torchmetrics
 
 import camshaft
 from camshaft.callbacks.progress import ProgressBar
@@ -29,6 +30,18 @@ def test_the_summary_counts_parameters_and_names_what_runs(capsys, tmp_path):
     assert rows["net"][1:5] == ["Sequential", "49", "49", "float32"]
     assert rows["total"][1:4] == ["TinyModule", "49", "49"]
     assert any(line.startswith("single on cpu") for line in lines)
+
+
+class Measured(TinyModule):
+    def __init__(self):
+        super().__init__()
+        self.measure = torchmetrics.MeanSquaredError()
+
+
+def test_metrics_are_no_part_of_the_summary(capsys, tmp_path):
+    settings = {"loggers": QUIET, "runs_dir": tmp_path, "device": "cpu", "checkpoint": False, "max_steps": 1}
+    camshaft.run(Measured(), TinyData(), **settings)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[:3]] == ["name", "net", "total"]
 
 
 def test_lines_name_epoch_step_and_values_where_there_is_no_terminal(capsys, tmp_path):
