@@ -174,7 +174,7 @@ class MapSource:
 
     def load(self, saved: dict[str, Any] | None) -> None:
         """Give the dataset its state back."""
-        if saved is not None and self._owner is not None:
+        if saved is not None and saved["data"] is not None and self._owner is not None:
             self._owner.load_state_dict(saved["data"])
 
     def _read(self) -> Iterator[MicroBatch]:
@@ -249,9 +249,8 @@ class StreamSource:
         Those before are read and dropped, unless the stream has a state to go on from.
         """
         placement = self._placement
-        batches, past = self._begin(epoch, position)
-        # Other ranks than the saved run's may count a round that it had begun as not yet made.
-        for _ in itertools.islice(batches, max(0, position.batches - past)):
+        batches, dropped = self._begin(epoch, position)
+        for _ in itertools.islice(batches, dropped):
             pass
         for at in itertools.count(position.batches, placement.world_size):
             self._state.note(at, self._streams)
@@ -267,7 +266,7 @@ class StreamSource:
                 return
 
     def save(self, position: Position) -> dict[str, Any] | None:
-        """Return the state of the stream before what was read ahead, and the streams that it draws from."""
+        """Return where the stream stands, without what was read ahead."""
         return self._state.save(position.batches)
 
     def load(self, saved: dict[str, Any] | None) -> None:
@@ -275,12 +274,12 @@ class StreamSource:
         self._state.load(saved)
 
     def _begin(self, epoch: int, position: Position) -> tuple[Iterator[Any], int]:
-        """Return the stream's batches, and how many of the position it is already past."""
+        """Return the stream's batches, and how many of them were trained on before."""
         seed = derive_seed(self._placement.seed, "epoch", epoch)
         reseed(self._loader, seed, epoch)
-        past, drawn = self._state.begin()
+        dropped, drawn = self._state.begin(position.batches)
         if isinstance(self._loader, Sequence):
-            return iter(self._loader), past
+            return iter(self._loader), dropped
         self._streams = streams = OwnStreams(seed)
         with streams.active():
             batches = iter(self._loader)
@@ -289,7 +288,7 @@ class StreamSource:
         is_used = batches is self._loader and (epoch > 0 or self._begun)
         self._begun = True
         batches = streams.draw(batches)
-        return (_not_exhausted(batches, self._name) if is_used and position.batches == 0 else batches), past
+        return (_not_exhausted(batches, self._name) if is_used and position.batches == 0 else batches), dropped
 
 
 class _EpochTags(BatchSampler):

@@ -22,7 +22,9 @@ class Stateful(Protocol):
 
 
 class StreamState:
-    """What a stream was like before its newest round of batches: one round may be read ahead of the training.
+    """Where a stream stands: how many batches all ranks had of its epoch, and its own state if it has one.
+
+    The state is that before the newest round of batches, for one round may be read ahead of the training.
 
     Attributes:
         owner: the part of the stream that has a state this process can ask for: the loader itself, or the
@@ -33,36 +35,39 @@ class StreamState:
         self.owner = _owner(loader)
         self._noted: tuple[int, dict[str, Any], dict[str, Any] | None] | None = None
         self._saved: dict[str, Any] | None = None
+        # Of the run that was saved, other ranks than here may have had a part of what is a round here.
+        self._part = 0
 
     def note(self, batches: int, streams: OwnStreams | None) -> None:
         """Remember the state after so many batches of the epoch, and the streams the data draws from."""
         if self.owner is not None:
             self._noted = (batches, copy.deepcopy(self.owner.state_dict()), None if streams is None else streams.save())
 
-    def save(self, batches: int) -> dict[str, Any] | None:
-        """Return the state after so many batches of the running epoch; None when the stream has none."""
-        if self.owner is None:
-            return None
-        if batches == 0:
-            return {"batches": 0, "data": copy.deepcopy(self.owner.state_dict()), "streams": None}
-        if self._noted is None or self._noted[0] != batches:
-            return None
-        return {"batches": batches, "data": self._noted[1], "streams": self._noted[2]}
+    def save(self, batches: int) -> dict[str, Any]:
+        """Return where the stream stands after so many batches of the running epoch."""
+        data = streams = None
+        if self.owner is not None and batches == 0:
+            data = copy.deepcopy(self.owner.state_dict())
+        elif self._noted is not None and self._noted[0] == batches:
+            _, data, streams = self._noted
+        return {"batches": batches + self._part if batches else 0, "data": data, "streams": streams}
 
     def load(self, saved: dict[str, Any] | None) -> None:
         """Keep what ``save`` returned for the next epoch that begins."""
-        self._saved = saved if self.owner is not None else None
+        self._saved = saved
 
-    def begin(self) -> tuple[int, dict[str, Any] | None]:
-        """Give the data its state back for an epoch that goes on.
+    def begin(self, batches: int) -> tuple[int, dict[str, Any] | None]:
+        """Give the data its state back for an epoch that goes on after ``batches``.
 
-        Returns how many batches it is past by that, and the streams it had; 0 and None when there is no state.
+        Returns how many batches are still to be read and dropped, and the streams that the data then draws from,
+        when they are not those of the epoch's start.
         """
         saved, self._saved = self._saved, None
-        if saved is None or self.owner is None:
-            return 0, None
+        self._part = saved["batches"] - batches if saved is not None else 0
+        if saved is None or saved["data"] is None or self.owner is None:
+            return batches + self._part, None
         self.owner.load_state_dict(saved["data"])
-        return saved["batches"], saved["streams"]
+        return 0, saved["streams"]
 
 
 def _owner(loader: Any) -> Stateful | None:

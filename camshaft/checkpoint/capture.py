@@ -260,7 +260,7 @@ def _move_position(state: State, world_size: int) -> None:
 
 
 def _stream_state(state: State) -> Any:
-    """Return the state of training data that has one; data whose state is no JSON is read again on resume."""
+    """Return where the training data stands; data whose own state is no JSON is read again on resume."""
     if state.train_data is None:
         return None
     progress = state.progress
@@ -269,7 +269,7 @@ def _stream_state(state: State) -> Any:
     try:
         encode({"stream": saved}, where="stream")
     except CheckpointError:
-        return None
+        return {**(saved or {}), "data": None, "streams": None}
     return saved
 
 

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from camshaft import DataModule
 from camshaft.callbacks.digest import Digest
 from camshaft.checkpoint import Reader
+from camshaft.loader import Placement, Position, open_source
 from camshaft.testing import StopAt, TinyModule, tiny_run
 from camshaft.testing.tiny import tiny_set
 from camshaft.verify_resume import read_digest
@@ -143,5 +144,53 @@ def test_a_stream_whose_state_is_no_json_is_read_again(tmp_path):
     reads, first = reads_of_rest(tmp_path, Unwritable, 8)
     (path,) = (first.run_dir / "checkpoints").glob("step_*")
     with Reader(path) as reader:
-        assert reader.data("stream") is None
+        assert reader.data("stream") == {"batches": STEPS % 5, "data": None, "streams": None}
     assert reads >= 4 * (STEPS - 8) + 4 * 3
+
+
+class Numbered:
+    """Batches that say which they are; a state is optional."""
+
+    def __iter__(self):
+        for index in range(12):
+            yield torch.full((2,), index)
+
+
+class NumberedWithState(Numbered):
+    next = 0
+
+    def __iter__(self):
+        while self.next < 12:
+            self.next += 1
+            yield torch.full((2,), self.next - 1)
+        self.next = 0
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
+def deal(kind, world_size, position, saved, rounds):
+    """Deal so many rounds to all ranks, with one read ahead; return the batches and what each rank would save."""
+    sources = [open_source(kind(), Placement(rank, world_size), name="data") for rank in range(world_size)]
+    for source in sources:
+        source.load(saved)
+    ranks = [source.iterate(0, Position(batches=position)) for source in sources]
+    dealt = [int(next(rank).data[0]) for _ in range(rounds) for rank in ranks]
+    for rank in ranks:
+        next(rank, None)
+    states = [source.save(Position(batches=position + rounds * world_size)) for source in sources]
+    assert all(state == states[0] for state in states)
+    return dealt, states[0]
+
+
+@pytest.mark.parametrize("kind", [Numbered, NumberedWithState])
+def test_other_numbers_of_ranks_lose_no_batch_of_a_stream_and_see_none_twice(kind):
+    alone, saved = deal(kind, 1, 0, None, 3)
+    # Two ranks count whole rounds: of the three batches, two.
+    by_two, saved = deal(kind, 2, 2, saved, 2)
+    by_three, saved = deal(kind, 3, 6, saved, 1)
+    rest, _ = deal(kind, 1, 9, saved, 2)
+    assert alone + by_two + by_three + rest == list(range(12))
