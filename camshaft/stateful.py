@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from camshaft.streams import OwnStreams
+from camshaft.streams import HostStreams, OwnStreams, streams_to_json
 
 
 @runtime_checkable
@@ -33,7 +33,7 @@ class StreamState:
 
     def __init__(self, loader: Any) -> None:
         self.owner = _owner(loader)
-        self._noted: tuple[int, dict[str, Any], dict[str, Any] | None] | None = None
+        self._noted: tuple[int, dict[str, Any], HostStreams | None] | None = None
         self._saved: dict[str, Any] | None = None
         # Of the run that was saved, other ranks than here may have had a part of what is a round here.
         self._part = 0
@@ -41,7 +41,7 @@ class StreamState:
     def note(self, batches: int, streams: OwnStreams | None) -> None:
         """Remember the state after so many batches of the epoch, and the streams the data draws from."""
         if self.owner is not None:
-            self._noted = (batches, copy.deepcopy(self.owner.state_dict()), None if streams is None else streams.save())
+            self._noted = (batches, copy.deepcopy(self.owner.state_dict()), None if streams is None else streams.state)
 
     def save(self, batches: int) -> dict[str, Any]:
         """Return where the stream stands after so many batches of the running epoch."""
@@ -49,7 +49,8 @@ class StreamState:
         if self.owner is not None and batches == 0:
             data = copy.deepcopy(self.owner.state_dict())
         elif self._noted is not None and self._noted[0] == batches:
-            _, data, streams = self._noted
+            _, data, drawn = self._noted
+            streams = None if drawn is None else streams_to_json(drawn)
         return {"batches": batches + self._part if batches else 0, "data": data, "streams": streams}
 
     def load(self, saved: dict[str, Any] | None) -> None:

@@ -47,20 +47,13 @@ class OwnStreams:
             self._own = _read()
             _write(outer)
 
-    def save(self) -> dict[str, Any] | None:
-        """Return where these streams stand as JSON; None when nothing was drawn yet."""
-        if self._own is None:
-            return None
-        python, numpy_state, torch_state = self._own
-        kind, keys, *rest = numpy_state
-        return {
-            "python": [python[0], list(python[1]), python[2]],
-            "numpy": [kind, keys.tolist(), *rest],
-            "torch": torch_state.numpy().tobytes().hex(),
-        }
+    @property
+    def state(self) -> HostStreams | None:
+        """Where these streams stand; None when nothing was drawn yet. It is never changed in place."""
+        return self._own
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Take back what ``save`` returned."""
+        """Go on from a state that was made JSON."""
         version, internal, gauss = saved["python"]
         kind, keys, *rest = saved["numpy"]
         torch_state = torch.frombuffer(bytearray.fromhex(saved["torch"]), dtype=torch.uint8)
@@ -96,6 +89,16 @@ def reseed(loader: Any, seed: int, epoch: int) -> None:
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(seed)
+
+
+def streams_to_json(state: HostStreams) -> dict[str, Any]:
+    """Return the state of host streams as plain JSON data."""
+    (version, internal, gauss), (kind, keys, *rest), torch_state = state
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": [kind, keys.tolist(), *rest],
+        "torch": torch_state.numpy().tobytes().hex(),
+    }
 
 
 def _read() -> HostStreams:
