@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camshaft.errors import CamshaftError
-from camshaft.worker import end, follow_launcher, report_error
+from camshaft.worker import end, follow_launcher, report_error, report_exit
 
 if TYPE_CHECKING:
     from camshaft.recipe import Recipe
@@ -78,6 +78,11 @@ def guard(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] | 
         if not report_error(error, code):
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return code
+    except SystemExit as leaving:
+        # Code of the user's that ends a rank: its peers, who lose it, must not seem to have failed first.
+        if not isinstance(leaving.code, int) or not report_exit(leaving.code):
+            raise
+        return leaving.code
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -45,8 +45,8 @@ def say_first(reports: Mapping[int, Report], dead: Mapping[int, int]) -> int:
 def tell(reports: Mapping[int, Report], dead: Mapping[int, int]) -> tuple[str, int]:
     """Return what to say of a failed run, and its exit code."""
     rank, first = choose_first(reports, dead)
-    if first is None:
-        code = dead.get(rank, 1)
+    if first is None or not first.text:
+        code = dead.get(rank, 1) if first is None else first.code
         reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         hint = " Running out of memory is the usual reason." if code == -signal.SIGKILL else ""
         text = f"rank {rank} failed first: it ended by {reason} without a word.{hint} The other ranks were stopped."

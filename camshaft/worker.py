@@ -75,6 +75,11 @@ def report_error(error: BaseException, code: int) -> bool:
     return _write(report) or _is_said(text)
 
 
+def report_exit(code: int) -> bool:
+    """Tell the launcher that this process ends by itself, without an error; say whether one of ours was told."""
+    return code not in (0, *STOPPED) and _write(Report(_rank(), code, "", at=time.time()))
+
+
 def report_stall(text: str, progress: int, *, waits: bool) -> None:
     """Hand the stacks of a process that makes no progress to the launcher, or print them."""
     _write_elastic("Stalled", text, text)
