@@ -42,7 +42,7 @@ def fit(
                 validate(state, hooks)
         if state.validation_pending:
             validate(state, hooks)
-        while not _is_done(state):
+        while not is_done(state):
             train_epoch(state, hooks, step)
         state.status = "finished" if state.status == "running" else state.status
         if then is not None and state.status == "finished":
@@ -86,7 +86,14 @@ def train_epoch(state: State, hooks: Hooks, step: Step = train_step) -> None:
             or time.monotonic() > state.next_poll
         ) and boundary(state, hooks, took=took):  # fmt: skip
             return
-    if is_empty:
+        if window.is_last:
+            # Also where the step said so: it may end an epoch early.
+            return
+    if is_empty and progress.epoch_batches:
+        # The run was saved between the last step of its epoch and the epoch's end.
+        state.at_epoch_end = True
+        boundary(state, hooks, took=False)
+    elif is_empty:
         raise DataError(
             f"the training loader gave nothing in epoch {progress.epoch}.",
             why="An epoch without a step never ends a run.",
@@ -125,14 +132,14 @@ def boundary(state: State, hooks: Hooks, *, took: bool) -> bool:
         validate(state, hooks)
     if epoch_end:
         _end_epoch(state, hooks)
-    if (took and progress.step % state.limits.log_every == 0) or epoch_end or _is_done(state):
+    if (took and progress.step % state.limits.log_every == 0) or epoch_end or is_done(state):
         flush(state)
     if epoch_end:
         progress.epoch += 1
         progress.epoch_samples = progress.epoch_batches = 0
     # Closing the epoch may have asked for more.
     acting |= asked(state, everywhere=state.strategy.world_size > 1)
-    done = _is_done(state) or bool(acting & STOP)
+    done = is_done(state) or bool(acting & STOP)
     if acting & SAVE or (done and state.save_at_end and state.saved_step != progress.step):
         tag = control.saving.reason if control.saving is not None else "end" if done else "requested"
         control.saving = None
@@ -165,7 +172,8 @@ def validate(state: State, hooks: Hooks) -> dict[str, float] | None:
     state.control.validating = None
     state.control.agreed &= ~VALIDATE
     state.validation_pending = True
-    metrics = evaluate(state, hooks, "validation_step", state.validation_data, limit=state.limits.validation_batches)
+    run = state.evaluation or evaluate
+    metrics = run(state, hooks, "validation_step", state.validation_data, limit=state.limits.validation_batches)
     if metrics is None:
         return None
     state.validation_pending = False
@@ -224,7 +232,8 @@ def _end_epoch(state: State, hooks: Hooks) -> None:
                 plan.advance(state.progress.epoch + 1)
 
 
-def _is_done(state: State) -> bool:
+def is_done(state: State) -> bool:
+    """Say whether a limit is reached, or something ended the run."""
     limits, progress = state.limits, state.progress
     if limits.max_steps is not None and progress.step >= limits.max_steps:
         return True

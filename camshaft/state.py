@@ -173,6 +173,7 @@ class State:
         planned_steps: optimizer updates of the whole run, when its data has a length.
         values: the newest flushed value of every logged name, with the step it belongs to.
         at_epoch_end: whether the step in hand is the last of its epoch.
+        evaluation: what validates inside a fit in place of the engine's own ``evaluate``, with its arguments.
         store: where checkpoints go; None when nothing saves.
         saved, saved_step: the newest durable checkpoint of this run, and its step.
         flight: the checkpoint that is being written in the background.
@@ -204,6 +205,7 @@ class State:
     validation_data: list[Source] = field(default_factory=list, init=False)
     validation: Validation = field(default_factory=Validation, init=False)
     validation_pending: bool = field(default=False, init=False)
+    evaluation: Callable[..., dict[str, float] | None] | None = field(default=None, init=False)
     store: Any = field(default=None, init=False)
     save_at_end: bool = field(default=False, init=False)
     save_on_exception: bool = field(default=False, init=False)

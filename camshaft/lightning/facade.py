@@ -29,6 +29,8 @@ class Facade:
     callbacks: list[Any]
     loggers: list[Any]
     devices: Any
+    # The checkpoint that the run goes on from.
+    ckpt_path: str | None = None
     _engine: Any
     _train_loaders: Loaders | None
     _val_loaders: Loaders | None
@@ -327,11 +329,6 @@ class Facade:
     def progress_bar_callback(self) -> Any:
         """The progress bar, or None."""
         return next(iter(self.of_type("ProgressBar")), None)
-
-    @property
-    def ckpt_path(self) -> str | None:
-        """The checkpoint that the run goes on from."""
-        return getattr(self, "_ckpt_path", None)
 
 
 def _counts(loaders: Loaders | None) -> list[int | float]:

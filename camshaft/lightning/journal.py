@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -284,6 +284,22 @@ class Journal:
         finally:
             self.active, self.epoch_over, self.batch, self._size, self.suffix = before
 
+    def save(self) -> list[list[Any]]:
+        """Return what the running epoch has so far, as plain data; metric objects keep their own state."""
+        return [
+            [fx, e.name, e.suffix, e.reduce, e.on_step, e.on_epoch, e.prog_bar, e.logger, e.main_only,
+             None if e.total is None else e.total.item(), e.weight]
+            for (fx, *_), e in self.training.entries.items()
+            if e.metric is None
+        ]  # fmt: skip
+
+    def load(self, saved: list[list[Any]]) -> None:
+        """Take back what ``save`` returned."""
+        for fx, name, suffix, *rest, total, weight in saved:
+            entry = Entry(name, suffix, *rest, weight=weight)
+            entry.total = None if total is None else torch.tensor(total, dtype=torch.float64)
+            self.training.entries[fx, name, suffix] = entry
+
     def clear(self) -> None:
         """Forget all views: a new run begins, or a sanity check is over."""
         self.training.reset()
@@ -356,5 +372,3 @@ def _not_a_number(name: str, kind: str) -> MisconfigurationException:
         f"{name!r} was logged as {kind}.", why="A logged value is one number.", fix="Take its mean or sum first."
     )
 
-
-Reduce = Callable[..., Any]

@@ -27,13 +27,15 @@ class Stepper:
     Attributes:
         window: the window in hand, None between steps.
         is_last_batch: whether the batch in hand is the epoch's last.
+        is_closing_window: whether the window's update is done, and only its last hooks are left.
+        took: whether an optimizer was stepped in it.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._owns_backward = False
         self._weighting: Weighting | None = None
-        self._took = False
+        self.took = self.is_closing_window = False
         self._had_loss = False
         self.window: Window | None = None
         self.is_last_batch = False
@@ -46,7 +48,8 @@ class Stepper:
         """Run every batch of the window; say whether an optimizer was stepped."""
         trainer = self._trainer
         automatic = trainer.lightning_module.automatic_optimization
-        self.window, self._took, self._had_loss = window, False, False
+        self.window, self.took, self._had_loss = window, False, False
+        self.is_closing_window = False
         self._weighting = Weighting(state, window) if automatic else None
         last = len(window.batches) - 1
         try:
@@ -58,9 +61,9 @@ class Stepper:
             self.window = None
         self._stop_if_asked(state, window)
         state.in_update = False
-        if not self._took:
+        if not self.took:
             state.progress.skipped_steps += 1
-        return self._took
+        return self.took
 
     def _batch(self, state: State, window: Window, index: int, *, is_stepping: bool) -> bool:
         """Run one batch with its hooks; False when a hook ended the epoch before it."""
@@ -79,6 +82,7 @@ class Stepper:
         state.progress.micro_step += 1
         if is_stepping:
             self._count(state, window)
+            self.is_closing_window = True
             trainer.advance_schedulers("step", plateau=False)
         if self.is_last_batch:
             trainer.advance_schedulers("epoch", plateau=False)
@@ -93,7 +97,7 @@ class Stepper:
         return True
 
     def _count(self, state: State, window: Window) -> None:
-        if self._took:
+        if self.took:
             state.progress.step += 1
             state.progress.samples += window.total
 
@@ -183,7 +187,7 @@ class Stepper:
             self._before_step(optimizer)
         self._trainer.loop_state.in_update = True
         if strategy.step(skip=skips):
-            self._took = True
+            self.took = True
             self._trainer.global_step += 1
         return result
 
@@ -204,7 +208,7 @@ class Stepper:
             return result
 
         result = optimizer.step(wrapped, **kwargs)
-        self._took = True
+        self.took = True
         trainer.global_step += 1
         return result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -336,5 +336,3 @@ def _as_datamodule(first: Any, datamodule: Any) -> tuple[Any, Any]:
         return None, first
     return first, datamodule
 
-
-Loggers = Sequence[Any]
