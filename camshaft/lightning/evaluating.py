@@ -51,6 +51,8 @@ class Evaluator:
             results = _results(trainer, len(loaders.sources))
             if finished:
                 trainer.log_evaluation(stage)
+                # What is saved from here on has been validated.
+                trainer.loop_state.validation_pending = False
             trainer.caller.both(f"on_{name}_end")
         return results
 

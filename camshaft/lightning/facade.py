@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camshaft.lightning.hooks import is_overridden
+from camshaft.lightning.loopview import FitLoopView
 from camshaft.lightning.seeing import StrategyView
 
 if TYPE_CHECKING:
@@ -48,6 +49,17 @@ class Facade:
         """Steps taken, one a window however many optimizers: the x axis of loggers."""
         state = self.loop_state
         return 0 if state is None else state.progress.step + state.progress.skipped_steps
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the training batch in hand is the last of its epoch."""
+        last: bool = self.stepper.is_last_batch
+        return last
+
+    @property
+    def fit_loop(self) -> FitLoopView:
+        """The limits and counters of training, under the names of Lightning's loops."""
+        return FitLoopView(self)
 
     @property
     def has_reached_max_steps(self) -> bool:
@@ -174,6 +186,10 @@ class Facade:
         """The first logger, or None."""
         return self.loggers[0] if self.loggers else None
 
+    @logger.setter
+    def logger(self, logger: Any) -> None:
+        self.loggers = [] if not logger else [logger]
+
     @property
     def log_dir(self) -> str | None:
         """The directory of the first logger, the same on every rank."""
@@ -298,6 +314,11 @@ class Facade:
     def received_sigterm(self) -> bool:
         """Whether a signal asked the run to end."""
         return self.loop_state is not None and self.loop_state.signal == "terminated"
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on the main process."""
+        if self.is_global_zero:
+            print(*args, **kwargs)  # noqa: T201
 
     # -- callbacks ---------------------------------------------------------------------------------
 

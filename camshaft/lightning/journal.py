@@ -300,6 +300,10 @@ class Journal:
             entry.total = None if total is None else torch.tensor(total, dtype=torch.float64)
             self.training.entries[fx, name, suffix] = entry
 
+    def know(self, metrics: Mapping[str, float]) -> None:
+        """Take what a run knew when it was saved, for callbacks and schedulers that monitor it."""
+        self._callback.update({name: torch.tensor(value) for name, value in metrics.items()})
+
     def clear(self) -> None:
         """Forget all views: a new run begins, or a sanity check is over."""
         self.training.reset()

@@ -72,6 +72,8 @@ class NativeSource:
     def load(self, saved: dict[str, Any] | None) -> None:
         """Take back what ``save`` returned, before the next ``iterate``."""
         self._began = None if saved is None else saved["began"]
+        # Made before the streams of the run were given back.
+        self._opened = None
 
     def _replay(self, count: int) -> Iterator[Any]:
         now = _streams()

@@ -173,6 +173,7 @@ def restore(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
             state.strategy.scaler.load_state_dict(own["scaler"])
     trainer.open_train()
     state.train_data.load(own["stream"])
+    trainer.journal.know(own["metrics"])
     if len(own["journal"]) == world:
         trainer.journal.load(own["journal"][state.strategy.data_rank])
     if len(own["streams"]) == state.strategy.world_size:

@@ -108,6 +108,7 @@ def _position(trainer: Trainer) -> dict[str, Any]:
         "stream": source.save(position) if source is not None else None,
         "streams": streams,
         "scaler": state.strategy.scaler.state_dict() if state.strategy.scaler is not None else None,
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
         "journal": state.strategy.gather_data(journal),
         "precision": trainer.precision,
     }
